@@ -1,0 +1,42 @@
+"""The exceptions that specbench raises: a small tree with fields, each also a builtin kind.
+
+What enters: the facts of a failure (names, values found and expected, where each came from). What leaves: an
+exception whose fields hold those facts and whose text says the next step. It does not know who catches it: code
+written for `KeyError`, `ValueError` or `OSError` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class SpecbenchError(Exception):
+    """Root of every error that specbench raises on purpose."""
+
+    def __str__(self) -> str:  # KeyError would show repr(args[0]), which hides line breaks
+        return str(self.args[0]) if self.args else ""
+
+
+class ConfigError(SpecbenchError, ValueError):
+    """A configuration says something impossible, unknown or contradictory."""
+
+
+class CheckpointError(SpecbenchError, ValueError):
+    """Stored tensors and what was to be read from them disagree."""
+
+
+class CheckpointKeyError(SpecbenchError, KeyError):
+    """A stored tensor finds no parameter; `args[0]` is exactly the parameter name that was looked up, as upstream."""
+
+    def __init__(self, name: str, *, tensor: str, module_parameters: tuple[str, ...], source: str) -> None:
+        super().__init__(name)
+        self.name = name
+        self.tensor = tensor
+        self.module_parameters = module_parameters
+        self.source = source
+
+
+class CheckpointFileError(SpecbenchError, OSError):
+    """A checkpoint file is missing, cut short or unreadable."""
+
+
+class DownloadError(SpecbenchError, OSError):
+    """Something that had to be fetched could not be fetched, or is not what it should be."""

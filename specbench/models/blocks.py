@@ -1,0 +1,90 @@
+"""The pieces that verifier and draft share: rotary tables, attention over a static cache, the gated MLP.
+
+What enters: activations and weights of one layer. What leaves: activations. It does not know which model a layer
+belongs to, where weights came from, or how they are quantized (a `Linear` hides that).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..quant.linear import Linear
+from .cache import LayerCache, Step
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm: statistics in fp32, output in the input's dtype."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size, dtype=dtype, device="meta"), requires_grad=False)
+        self.shape = (size,)
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.shape, self.weight, self.eps)
+
+
+def rotary_table(head_dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Cosines and signed sines for every position.
+
+    Returns [2, length, head_dim]; row 0 is cos, row 1 is sin with its first half negated, so that rotation is
+    `x * cos + swap_halves(x) * sin`. Angles are computed in fp64 and rounded once to `dtype`.
+    """
+    inverse_frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
+    angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * inverse_frequency  # [length, d/2]
+    cos, sin = angles.cos(), angles.sin()
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))).to(dtype)
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """Apply rotary position embedding. x: [B, n, heads, d]; rotary: [2, B, n, 1, d] (see `rotary_table`)."""
+    half = x.shape[-1] // 2
+    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
+    return torch.addcmul(x * rotary[0], swapped, rotary[1])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with fused q, k, v over a static cache."""
+
+    def __init__(
+        self, qkv_proj: Linear, o_proj: Linear, heads: int, kv_heads: int, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None
+    ) -> None:
+        super().__init__()
+        self.qkv_proj, self.o_proj = qkv_proj, o_proj
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.q_norm, self.k_norm = norms or (None, None)
+        self.scale = head_dim**-0.5
+
+    def forward(self, x: Tensor, step: Step, cache: LayerCache) -> Tensor:
+        """x: [B, n, width]; returns [B, n, hidden]."""
+        batch, n, _ = x.shape
+        heads, kv_heads = self.heads, self.kv_heads
+        qkv = self.qkv_proj(x).view(batch, n, heads + 2 * kv_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = self.q_norm(qkv[:, :, :heads])
+            k = self.k_norm(qkv[:, :, heads : heads + kv_heads])
+            qk = torch.cat((q, k), 2)
+        else:
+            qk = qkv[:, :, : heads + kv_heads]
+        qk = rotate(qk, step.rotary)
+        keys, values = cache.update(qk[:, :, heads:], qkv[:, :, heads + kv_heads :], step)
+        attended = F.scaled_dot_product_attention(
+            qk[:, :, :heads].transpose(1, 2), keys, values, attn_mask=step.mask, scale=self.scale,
+            enable_gqa=heads != kv_heads,
+        )  # [B, heads, n, d]
+        return self.o_proj(attended.transpose(1, 2).reshape(batch, n, heads * self.head_dim))
+
+
+class MLP(nn.Module):
+    """SwiGLU with fused gate and up."""
+
+    def __init__(self, gate_up_proj: Linear, down_proj: Linear) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)

@@ -1,0 +1,74 @@
+"""Static key/value caches: one tensor per layer, written at positions, never grown or copied.
+
+What enters: new keys and values with the positions they belong to. What leaves: views over everything that a query
+may look at. It does not know tokens, models or acceptance: a rejected token is forgotten by moving the committed
+length back, because every query masks keys beyond its own position and the slot is overwritten next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one forward pass over n new tokens needs to know about place, computed once for all layers.
+
+    positions: int64 [B, n], the slot of each new token. rows: int64 [B, 1] cache rows, or None for all rows in order.
+    limit: keys in slots [0, limit) are visible at most; a host integer, so that shapes never depend on device data.
+    mask: bool [B, 1, n, limit], or None where every key below `limit` is visible to every query.
+    rotary: [2, B, n, 1, head_dim].
+    """
+
+    positions: Tensor
+    rows: Tensor | None
+    limit: int
+    mask: Tensor | None
+    rotary: Tensor
+
+
+class LayerCache:
+    """Keys and values of one layer. kv: [2, B, S, kv_heads, head_dim]."""
+
+    __slots__ = ("kv",)
+
+    def __init__(self, batch: int, length: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str) -> None:
+        self.kv = torch.zeros(2, batch, length, kv_heads, head_dim, dtype=dtype, device=device)
+
+    def update(self, keys: Tensor, values: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Write [B, n, kv_heads, d] at `step.positions`; return keys and values [B, kv_heads, limit, d]."""
+        if step.rows is None and keys.shape[0] == 1:
+            self.kv[0, 0].index_copy_(0, step.positions[0], keys[0])
+            self.kv[1, 0].index_copy_(0, step.positions[0], values[0])
+            seen = self.kv[:, :, : step.limit]
+        else:
+            rows = step.rows if step.rows is not None else torch.arange(keys.shape[0], device=keys.device)[:, None]
+            self.kv[0].index_put_((rows, step.positions), keys)
+            self.kv[1].index_put_((rows, step.positions), values)
+            seen = self.kv[:, :, : step.limit]
+            if step.rows is not None:
+                seen = seen[:, rows[:, 0]]
+        return seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+
+
+class Cache:
+    """The caches of all layers of one model. Slots beyond the committed length hold leftovers that no query sees."""
+
+    def __init__(
+        self, layers: int, batch: int, length: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
+    ) -> None:
+        self.layers = [LayerCache(batch, length, kv_heads, head_dim, dtype, device) for _ in range(layers)]
+        self.length = length
+        self.batch = batch
+
+    def nbytes(self) -> int:
+        return sum(layer.kv.nbytes for layer in self.layers)
+
+
+def visible(positions: Tensor, limit: int) -> Tensor:
+    """Causal visibility over slots: bool [B, 1, n, limit], True where slot <= the query's position."""
+    slots = torch.arange(limit, device=positions.device)
+    return (slots <= positions[..., None])[:, None]

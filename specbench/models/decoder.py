@@ -1,0 +1,139 @@
+"""The native verifier: a Llama-type decoder over static caches (Llama, Mistral, Qwen2, Qwen3 dense).
+
+What enters: token ids with their positions, and a cache. What leaves: normed hidden states for the head, and the auxiliary hidden states that
+an EAGLE-3 draft reads. It does not know text, files, drafts or acceptance. Quantized weights stay packed inside their `Linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..quant.linear import Linear
+from ..quant.scheme import Scheme
+from .blocks import MLP, Attention, RMSNorm, rotary_table
+from .cache import Cache, Step, visible
+
+SchemeOf = Callable[[str], Scheme | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Sizes and constants of a Llama-type decoder, as its config.json gives them."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    tie_word_embeddings: bool
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and MLP around a residual stream."""
+
+    def __init__(self, config: DecoderConfig, name: str, scheme_of: SchemeOf, dtype: torch.dtype) -> None:
+        super().__init__()
+        hidden, width = config.hidden_size, config.head_dim
+        q, kv = config.num_attention_heads * width, config.num_key_value_heads * width
+
+        def linear(module: str, shards: tuple[str, ...], inputs: int, outputs: tuple[int, ...], bias: bool) -> Linear:
+            schemes = {scheme_of(f"{name}.{shard}") for shard in shards}
+            return Linear(f"{name}.{module}", inputs, outputs, _one_scheme(schemes, f"{name}.{module}", shards), dtype, bias)
+
+        self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps, dtype)
+        self.self_attn = Attention(
+            linear("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), hidden, (q, kv, kv), config.qkv_bias),
+            linear("self_attn.o_proj", ("self_attn.o_proj",), q, (hidden,), config.o_bias),
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            width,
+            (RMSNorm(width, config.rms_norm_eps, dtype), RMSNorm(width, config.rms_norm_eps, dtype)) if config.qk_norm else None,
+        )
+        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps, dtype)
+        inner = config.intermediate_size
+        self.mlp = MLP(
+            linear("mlp.gate_up_proj", ("mlp.gate_proj", "mlp.up_proj"), hidden, (inner, inner), config.mlp_bias),
+            linear("mlp.down_proj", ("mlp.down_proj",), inner, (hidden,), config.mlp_bias),
+        )
+
+    def forward(self, x: Tensor, step: Step, cache: Cache, index: int) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), step, cache.layers[index])
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    """Embedding, layers, final norm and head.
+
+    Args:
+        config: sizes.
+        scheme_of: quantization scheme of each linear module, by its checkpoint name.
+        dtype: activations, plain weights and cache.
+    """
+
+    def __init__(self, config: DecoderConfig, scheme_of: SchemeOf, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.dtype = config, dtype
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device="meta", dtype=dtype).requires_grad_(False)
+        self.layers = nn.ModuleList(
+            Layer(config, f"model.layers.{i}", scheme_of, dtype) for i in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.lm_head = Linear("lm_head", config.hidden_size, (config.vocab_size,), scheme_of("lm_head"), dtype)
+        self.rotary: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.embed_tokens.weight.device
+
+    def new_cache(self, length: int, batch: int = 1) -> Cache:
+        """A cache of `length` slots for `batch` sequences, in the model's dtype."""
+        c = self.config
+        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device)
+
+    def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
+        """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query."""
+        if self.rotary is None or self.rotary.shape[1] < limit:
+            length = max(limit, self.config.max_position_embeddings)
+            self.rotary = rotary_table(self.config.head_dim, self.config.rope_theta, length, self.dtype, self.device)
+        return Step(positions, rows, limit, visible(positions, limit) if masked else None, self.rotary[:, positions][..., None, :])
+
+    def forward(self, tokens: Tensor, step: Step, cache: Cache, aux_layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
+        """Run `tokens` [B, n] and write their keys and values.
+
+        Args:
+            aux_layers: ascending ids; id i is the residual stream that enters layer i, and id n (the layer count) what leaves
+                the last layer, before the final norm.
+
+        Returns:
+            hidden: [B, n, hidden], after the final norm. aux: [B, n, len(aux_layers) * hidden], or None without ids.
+        """
+        x = self.embed_tokens(tokens)
+        aux = []
+        for i, layer in enumerate(self.layers):
+            if i in aux_layers:
+                aux.append(x)
+            x = layer(x, step, cache, i)
+        if len(self.layers) in aux_layers:
+            aux.append(x)
+        return self.norm(x), torch.cat(aux, -1) if aux else None
+
+
+def _one_scheme(schemes: set[Scheme | None], fused: str, shards: tuple[str, ...]) -> Scheme | None:
+    if len(schemes) != 1:
+        from ..errors import ConfigError
+
+        raise ConfigError(f"{fused}: its parts {shards} have different schemes {[str(s) for s in schemes]}; they are stored as one layer here")
+    return next(iter(schemes))
