@@ -71,7 +71,7 @@ def mean_acceptance_length(accepted: Counts) -> float | None:
 
 
 def mean_acceptance_length_over_prompts(accepted: Counts) -> float | None:
-    """tau of each prompt (1 + accepted per round, **bonus counted**), then the mean **over prompts**; prompts without rounds are left out."""
+    """tau of each prompt (1 + accepted per round, **bonus counted**), then the mean **over prompts**; those without rounds are left out."""
     lengths = [mean_acceptance_length([rounds]) for rounds in accepted]
     known = [length for length in lengths if length is not None]
     return float(np.mean(known)) if known else None
@@ -135,8 +135,8 @@ def full_rounds(accepted: Counts, proposed: Counts, num_speculative_tokens: int)
 def truncate(accepted: Counts, proposed: Counts, num_speculative_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """A chain of k' < k read off a chain of k: the same rounds as if only k' tokens had been drafted.
 
-    Its mean acceptance length is 1 + the first k' per-position rates. It is what a run at k' is expected to give, not what it gives exactly:
-    rounds of that run start at other tokens.
+    Its mean acceptance length is 1 + the first k' per-position rates. That is what to expect of a run at k', not exactly what it
+    gives: its rounds start at other tokens.
     """
     flatten(accepted, proposed)
 

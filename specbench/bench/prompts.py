@@ -47,7 +47,7 @@ def load_prompts(path_or_name: str | Path = "specbench") -> list[Prompt]:
         prompt = _parse(line, f"{path}, line {number}")
         if prompt.question_id in first_line:
             before = first_line[prompt.question_id]
-            raise DataError(f"{path}, line {number}: question_id {prompt.question_id} was already used on line {before}; ids must be unique")
+            raise DataError(f"{path}, line {number}: question_id {prompt.question_id} was already used on line {before}; make it unique")
         first_line[prompt.question_id] = number
         prompts.append(prompt)
     if not prompts:
