@@ -1,0 +1,44 @@
+"""specbench: a workbench for EAGLE-3 speculative decoding beside quantized verifiers.
+
+This module is the public API and nothing else; names are imported on first use, so that `import specbench` stays light.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import plots as plots
+    from .bench.runner import benchmark as benchmark
+    from .bundled import bundled_pair as bundled_pair
+    from .generate import generate as generate
+    from .load import load_draft as load_draft
+    from .load import load_verifier as load_verifier
+    from .pair import open_pair as open_pair
+    from .plan import resolve as resolve
+
+_HOMES = {
+    "open_pair": "pair",
+    "bundled_pair": "bundled",
+    "resolve": "plan",
+    "load_draft": "load",
+    "load_verifier": "load",
+    "generate": "generate",
+    "benchmark": "bench.runner",
+}
+_MODULES = ("plots",)
+__all__ = ["__version__", "benchmark", "bundled_pair", "generate", "load_draft", "load_verifier", "open_pair", "plots", "resolve"]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    if name in _HOMES:
+        return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    raise AttributeError(f"module 'specbench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from ..quant.linear import Linear
 from ..quant.scheme import Scheme
 from .blocks import MLP, Attention, RMSNorm, rotary_table
@@ -92,6 +94,8 @@ class Decoder(nn.Module):
         )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = Linear("lm_head", config.hidden_size, (config.vocab_size,), scheme_of("lm_head"), dtype)
+        self.eos_ids: frozenset[int] = frozenset()
+        self.folder: Path | None = None  # where it was loaded from; a tokenizer may lie there
         self.rotary: Tensor | None = None
 
     @property
@@ -133,7 +137,5 @@ class Decoder(nn.Module):
 
 def _one_scheme(schemes: set[Scheme | None], fused: str, shards: tuple[str, ...]) -> Scheme | None:
     if len(schemes) != 1:
-        from ..errors import ConfigError
-
         raise ConfigError(f"{fused}: its parts {shards} have different schemes {[str(s) for s in schemes]}; they are stored as one layer here")
     return next(iter(schemes))

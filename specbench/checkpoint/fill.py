@@ -1,0 +1,119 @@
+"""Match stored tensors with a module's parameters, and copy them in.
+
+What enters: a module on the meta device or in memory, tensor headers. What leaves: a filled module, or an error that names every disagreement. It
+does not know configs or policies, nor whether the module is a verifier or a draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import CheckpointError, CheckpointKeyError
+from ..quant.linear import Linear
+from .files import DTYPES, TensorInfo, read_into
+
+# checkpoint name of a projection -> (the fused parameter's name, its place in it)
+FUSED = {
+    "q_proj": ("qkv_proj", 0), "k_proj": ("qkv_proj", 1), "v_proj": ("qkv_proj", 2),
+    "gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1),
+}  # fmt: skip
+
+
+def place(name: str) -> tuple[str, int | None]:
+    """Parameter name, and shard within it, of checkpoint tensor `name` (without a leading "model.")."""
+    *parents, owner, leaf = name.split(".") if name.count(".") else ("", "", name)
+    if owner in FUSED:
+        fused, shard = FUSED[owner]
+        return ".".join([*parents, fused, leaf]), shard
+    return name, None
+
+
+def destination(module: nn.Module, parameter: str, shard: int | None) -> Tensor:
+    """The tensor (a view, for a shard) that a checkpoint tensor fills. Raises KeyError where the module has no such parameter."""
+    owner_name, _, leaf = parameter.rpartition(".")
+    try:
+        owner = module.get_submodule(owner_name)
+    except AttributeError:
+        raise KeyError(parameter) from None
+    tensor = owner._parameters.get(leaf)
+    if tensor is None:
+        raise KeyError(parameter)
+    if shard is not None and isinstance(owner, Linear):
+        return owner.shard(leaf, shard).data
+    return tensor.data
+
+
+def check(module: nn.Module, tensors: dict[str, TensorInfo], where: str, optional: set[str]) -> None:
+    """Compare stored tensors with parameters before a byte is read: missing, unexpected, wrong shape, wrong kind of dtype.
+
+    Raises:
+        CheckpointError: naming every disagreement, at most five of a kind.
+    """
+    problems: dict[str, list[str]] = {"unexpected": [], "shape": [], "dtype": []}
+    filled: set[tuple[str, int | None]] = set()
+    for name, info in tensors.items():
+        parameter, shard = place(name)
+        try:
+            out = destination(module, parameter, shard)
+        except KeyError:
+            problems["unexpected"].append(f"{name} ({info.dtype} {list(info.shape)})")
+            continue
+        filled.add((parameter, shard))
+        if tuple(out.shape) != info.shape:
+            problems["shape"].append(f"{name}: stored {list(info.shape)}, expected {list(out.shape)}")
+        if _kind(DTYPES[info.dtype]) != _kind(out.dtype):
+            problems["dtype"].append(f"{name}: stored {info.dtype}, expected {str(out.dtype).removeprefix('torch.')}")
+    wanted = {(name, shard) for name, _ in module.named_parameters() for shard in _shards(module, name)}
+    problems["missing"] = sorted(name for name, _ in wanted - filled if name not in optional)
+    if any(problems.values()):
+        lines = [f"  {kind} ({len(names)}): " + "; ".join(names[:5]) for kind, names in problems.items() if names]
+        raise CheckpointError(f"{where}: stored tensors and configuration disagree; no weight was read\n" + "\n".join(lines))
+
+
+def fill(module: nn.Module, tensors: Iterable[tuple[str, TensorInfo]], where: str, strict: bool) -> None:
+    """Copy stored tensors into parameters, in file order.
+
+    Args:
+        strict: also refuse values that are not finite; an engine's policy copies whatever comes.
+
+    Raises:
+        CheckpointKeyError: a tensor that finds no parameter; its text is the parameter name that was looked up.
+        CheckpointError: shapes differ.
+    """
+    for name, info in tensors:
+        parameter, shard = place(name)
+        try:
+            out = destination(module, parameter, shard)
+        except KeyError:
+            raise CheckpointKeyError(parameter, tensor=name, module_parameters=_siblings(module, parameter), source=where) from None
+        read_into(info, out)
+        if strict and out.is_floating_point() and not bool(torch.isfinite(out.float() if out.dtype.itemsize == 1 else out).all()):
+            raise CheckpointError(f"{where}: {name} holds values that are not finite; the file is damaged")
+
+
+def _shards(module: nn.Module, parameter: str) -> list[int | None]:
+    owner_name, _, _ = parameter.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    return list(range(len(owner.out_features))) if isinstance(owner, Linear) and len(owner.out_features) > 1 else [None]
+
+
+def _siblings(module: nn.Module, parameter: str) -> tuple[str, ...]:
+    owner = parameter.rpartition(".")[0]
+    return tuple(name for name, _ in module.named_parameters() if name.startswith(owner + "."))
+
+
+def _kind(dtype: torch.dtype) -> str:
+    """Dtypes that may be converted into one another without losing what they mean."""
+    if dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        return "float"
+    return "index" if dtype in (torch.int32, torch.int64) else str(dtype)
+
+
+def first_part(module: str) -> str:
+    """A fused module is asked about by its first projection's name: "self_attn.qkv_proj" as "self_attn.q_proj"."""
+    parent, _, leaf = module.rpartition(".")
+    parts = [part for part, (fused, place_) in FUSED.items() if fused == leaf and place_ == 0]
+    return f"{parent}.{parts[0]}" if parts else module
