@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from . import plots as plots
     from .bench.runner import benchmark as benchmark
     from .bundled import bundled_pair as bundled_pair
-    from .generate import generate as generate
+    from .text import generate as generate
     from .load import load_draft as load_draft
     from .load import load_verifier as load_verifier
     from .pair import open_pair as open_pair
@@ -24,7 +24,7 @@ _HOMES = {
     "resolve": "plan",
     "load_draft": "load",
     "load_verifier": "load",
-    "generate": "generate",
+    "generate": "text",
     "benchmark": "bench.runner",
 }
 _MODULES = ("plots",)

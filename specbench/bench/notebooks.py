@@ -179,8 +179,9 @@ def _read(notebook: Path) -> dict[str, Any]:
 def _execute(source: Path, output: Path, values: dict[str, Any], manager: type[Any], progress: bool, timeout_s: float | None) -> None:
     import papermill
 
+    _normalized_copy(source, output)
     papermill.execute_notebook(
-        source,
+        output,
         output,
         values,
         kernel_name="python3",  # names the language only: the manager starts this interpreter
@@ -190,6 +191,20 @@ def _execute(source: Path, output: Path, values: dict[str, Any], manager: type[A
         stderr_file=sys.stderr if progress else None,
         execution_timeout=timeout_s,
     )
+
+
+def _normalized_copy(source: Path, output: Path) -> None:
+    """The notebook with every field that the format wants and papermill reads: editors and scripts leave some out."""
+    import nbformat
+    from nbformat.validator import normalize
+
+    document = _read(source)
+    for cell in document["cells"]:
+        cell.setdefault("metadata", {})
+        if cell.get("cell_type") == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    _, document = normalize(document)
+    nbformat.write(nbformat.reads(json.dumps(document), as_version=4), output)
 
 
 def _marker_facts(folder: Path, source: Path) -> dict[str, Any]:
@@ -224,8 +239,6 @@ def _mark_output(output: Path) -> str:
     """Put a first cell into a failed output that says where it stopped; returns that place, "cell 3 of 5"."""
     import nbformat
 
-    if not output.is_file():
-        return "its start"
     notebook = nbformat.read(output, as_version=4)
     if notebook.cells and PAPERMILL_BANNER in notebook.cells[0].metadata.get("tags", []):
         del notebook.cells[0]
