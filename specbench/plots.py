@@ -1,65 +1,25 @@
 """Figures of benchmark tables: a table in, matplotlib Axes out.
 
-What enters: a table with the columns of `bench.records.Row` (from `benchmark` or `load_runs`), and optionally the Axes to draw on. What leaves: those
-Axes, labelled, with units, the baseline, intervals and a caption that says what was averaged over how many prompts. It measures nothing,
-shows nothing and keeps no state; every figure redraws from a stored table alone.
+What enters: a table with the columns of `bench.records.Row` (from `benchmark` or `load_runs`), and optionally the Axes to draw on. What
+leaves: those Axes, labelled, with units, the baseline, intervals and a caption that says what was averaged over how many prompts. It
+measures nothing, shows nothing and keeps no state; every figure redraws from a stored table alone.
 """
 
 from __future__ import annotations
 
-import functools
-import io
-import textwrap
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 from .bench import DataError
-from .bench.atomic import write_bytes
 from .bench.summary import BY, per_position_rates, summarize
+from .plot_style import DARK, FORMAT_COLOURS, MARKERS, PART_COLOURS, SPARE_COLOURS, canvas, finish, save
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
-P = ParamSpec("P")
-
-# Okabe and Ito's palette: told apart with every common kind of colour vision.
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
-    "#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7",
-)  # fmt: skip
-GREY, DARK = "#8C8C8C", "#4D4D4D"
-FORMAT_COLOURS = {
-    "bf16": BLUE, "w4a16": VERMILION, "w8a16": ORANGE, "w8a8": PURPLE, "fp8": GREEN, "fp16": SKY, "fp32": BLACK,
-}  # fmt: skip
-PART_COLOURS = {"draft": ORANGE, "verify": SKY, "other": "#BBBBBB"}
-MARKERS = ("o", "s", "D", "^", "v", "P", "X")
-STYLE: dict[str, Any] = {
-    "figure.figsize": (6.6, 4.4),
-    "figure.constrained_layout.use": True,
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titlelocation": "left",
-    "axes.titleweight": "bold",
-    "axes.labelsize": 11,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#E5E5E5",
-    "grid.linewidth": 0.8,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 10,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6.5,
-    "errorbar.capsize": 3,
-    "svg.hashsalt": "specbench",
-}
-
+__all__ = ["acceptance", "acceptance_by_category", "per_position", "save", "speedup", "throughput", "time_share"]
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -72,19 +32,242 @@ class Series:
     offset: float  # -0.5 .. 0.5, keeps intervals at the same place apart
 
 
-def _styled(draw: Callable[Concatenate[pd.DataFrame, Axes, P], None]) -> Callable[Concatenate[pd.DataFrame, P], Axes]:
-    """Give a drawing function its optional `ax`, the style, and the Axes as result."""
+def acceptance(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Mean acceptance length (bonus counted, over rounds) by k, a line per verifier; the baseline is plain decoding, 1 token a round."""
+    with canvas(ax) as axes:
+        summary = _speculating(summarize(_own(table)))
+        axes.axhline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
+        ks = sorted(set(summary.k))
+        for series in _series(summary, spread=0.12):
+            _errorbar(axes, series, series.rows.k + series.offset, "mean_acceptance_length")
+        axes.set_xticks(ks)
+        axes.set_xlim(min(ks) - 0.5, max(ks) + 0.5)
+        axes.set_ylim(bottom=0.9)
+        finish(
+            axes,
+            "Mean acceptance length",
+            "draft tokens proposed per round, k",
+            "mean acceptance length\n(tokens / round, bonus counted)",
+            f"Mean over rounds. {_n(summary)}; bars: 95\u00a0% bootstrap over prompts. {_setting(table)}",
+        )
+    return axes
 
-    @functools.wraps(draw)
-    def styled(table: pd.DataFrame, *args: P.args, **kwargs: P.kwargs) -> Axes:
-        from matplotlib import pyplot
 
-        ax: Any = kwargs.pop("ax", None)
-        with pyplot.rc_context(STYLE):
-            if ax is None:
-                _, ax = pyplot.subplots()
-            draw(table, ax, *args, **kwargs)
-        result: Axes = ax
-        return result
+def acceptance_by_category(table: pd.DataFrame, k: int | None = None, ax: Axes | None = None) -> Axes:
+    """Mean acceptance length (bonus counted, over rounds) of each prompt category at one k: 3 where measured, else the largest."""
+    with canvas(ax) as axes:
+        own = _own(table)
+        k = _choose_k(own, k, preferred=3)
+        summary = _speculating(summarize(own[own.k == k], (*BY, "category")))
+        order = list(summary.groupby("category").mean_acceptance_length.mean().sort_values().index)
+        axes.axvline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
+        for series in _series(summary, spread=0.5):
+            rows = series.rows
+            y = rows.category.map(order.index) - series.offset
+            bars = _bars(rows, "mean_acceptance_length")
+            axes.errorbar(rows.mean_acceptance_length, y, xerr=bars, fmt=series.marker, color=series.colour, label=series.label)
+        axes.set_yticks(range(len(order)), order)
+        axes.set_ylim(-0.6, len(order) - 0.4)
+        axes.set_xlim(left=0.9)
+        finish(
+            axes,
+            f"Mean acceptance length by category (k = {k})",
+            "mean acceptance length (tokens / round, bonus counted)",
+            "",
+            f"Mean over rounds. {_n(summary)} per category; bars: 95\u00a0% bootstrap over prompts. {_setting(table)}",
+        )
+    return axes
 
-    return styled
+
+def per_position(table: pd.DataFrame, k: int | None = None, ax: Axes | None = None) -> Axes:
+    """Acceptance rate of each draft position at one k (default: the largest), unconditional and given that all earlier were accepted."""
+    with canvas(ax) as axes:
+        own = _own(table)
+        k = _choose_k(own, k, preferred=None)
+        rates = per_position_rates(own[own.k == k])
+        for series in _series(rates, spread=0.12):
+            x = series.rows.position + series.offset
+            _errorbar(axes, series, x, "conditional", suffix=", conditional", linestyle=":", markerfacecolor="white")
+            _errorbar(axes, series, x, "unconditional", suffix=", unconditional")
+        axes.axhline(1, color=DARK, linestyle="--", linewidth=1.2, label="perfect draft")
+        axes.set_xticks(range(1, k + 1))
+        axes.set_xlim(0.5, k + 0.5)
+        axes.set_ylim(0, 1.05)
+        finish(
+            axes,
+            f"Acceptance by draft position (k = {k})",
+            "draft position",
+            "acceptance rate\n(accepted / proposed)",
+            f"Over rounds that proposed the position (conditional: and accepted all earlier ones); bonus not counted. {_n(rates)}; bars: "
+            f"95\u00a0% bootstrap over prompts. {_setting(table)}",
+        )
+    return axes
+
+
+def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Decode speed by k, each point with its speedup over k=0 of the same run, whose level is drawn; transformers' loop where measured."""
+    with canvas(ax) as axes:
+        summary = summarize(table)
+        own = _measured(summary[summary.engine == "specbench"], "decode_tokens_per_second")
+        ks = sorted(set(own.k))
+        drawn = _series(own, spread=0.12)
+        fastest = max(drawn, key=lambda series: series.rows.decode_tokens_per_second.mean())
+        for series in drawn:
+            x = series.rows.k + series.offset
+            plain = series.rows[series.rows.k == 0].decode_tokens_per_second
+            for level in plain:
+                axes.axhline(level, color=series.colour, linestyle="--", linewidth=1.0, alpha=0.7)
+            _errorbar(axes, series, x, "decode_tokens_per_second")
+            _label_speedups(axes, series, x, above=series is fastest)
+        for series in _series(summary[summary.engine == "transformers"], spread=0):
+            level = series.rows.decode_tokens_per_second.iloc[0]
+            axes.axhline(level, color=series.colour, linestyle=(0, (1, 2)), linewidth=1.6, label=f"transformers generate, {series.label}")
+        axes.set_xticks(ks)
+        axes.set_xlim(min(ks) - 0.5, max(ks) + 0.5)
+        axes.set_ylim(0, 1.14 * axes.get_ylim()[1])  # room for the labels of the highest points
+        finish(
+            axes,
+            "Decode speed, and speedup over k = 0",
+            "draft tokens proposed per round, k (0: no speculation)",
+            "decode speed (tokens / s)",
+            f"Tokens after the first / decode seconds, over all tokens; dashed: k = 0 of the same run. {_n(own)}; bars: 95\u00a0% "
+            f"bootstrap over prompts. {_setting(table)}",
+        )
+    return axes
+
+
+def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Decode speedup over k=0 of the same run, prompts and repeats, by k; the baseline is 1."""
+    with canvas(ax) as axes:
+        summary = _speculating(summarize(_own(table)), "speedup")
+        ks = sorted(set(summary.k))
+        axes.axhline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
+        for series in _series(summary, spread=0.12):
+            _errorbar(axes, series, series.rows.k + series.offset, "speedup")
+        axes.set_xticks(ks)
+        axes.set_xlim(min(ks) - 0.5, max(ks) + 0.5)
+        finish(
+            axes,
+            "Speedup over plain decoding",
+            "draft tokens proposed per round, k",
+            "decode speedup (\u00d7, k = 0 is 1)",
+            f"Ratio of decode tokens / s, same prompts and run. {_n(summary)}; bars: 95\u00a0% bootstrap over prompts. {_setting(table)}",
+        )
+    return axes
+
+
+def time_share(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Where decode seconds go, stacked to 100 %: draft, verify, other; above each bar the time per output token after the first."""
+    with canvas(ax) as axes:
+        summary = _measured(summarize(_own(table)), "verify_share")
+        place = 0.0
+        ticks: list[tuple[float, str]] = []
+        for series in _series(summary, spread=0):
+            first = place
+            for row in series.rows.to_dict("records"):
+                _stack(axes, place, row, labelled=not ticks)
+                ticks.append((place, f"k = {row['k']}"))
+                place += 1
+            middle: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": "center", "va": "top"}
+            axes.annotate(series.label, ((first + place - 1) / 2, 0), (0, -22), **middle, fontweight="bold")
+            place += 0.6
+        axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
+        axes.grid(visible=False, axis="x")
+        axes.set_ylim(0, 109)
+        axes.set_yticks(range(0, 101, 20))
+        finish(
+            axes,
+            "Where decode time goes",
+            " ",
+            "share of decode time (%)",
+            f"Summed over prompts; above: ms per token after the first. {_n(summary)}. {_setting(table)}",
+        )
+    return axes
+
+
+def _own(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table.engine == "specbench"]
+
+
+def _speculating(summary: pd.DataFrame, figure: str = "mean_acceptance_length") -> pd.DataFrame:
+    return _measured(summary[summary.k > 0], figure)
+
+
+def _measured(summary: pd.DataFrame, figure: str) -> pd.DataFrame:
+    kept = summary[summary[figure].notna()]
+    if not len(kept):
+        raise DataError(f"nothing to draw: no configuration of the table has a {figure}; expected rows with status 'ok', decoded here")
+    return kept
+
+
+def _choose_k(own: pd.DataFrame, k: int | None, preferred: int | None) -> int:
+    measured = sorted({int(value) for value in own[own.status == "ok"].k if value > 0})
+    if not measured or (k is not None and k not in measured):
+        raise DataError(f"nothing to draw: k is {k}, and the table has rows with status 'ok' at k > 0 for {measured or 'none'}")
+    if k is not None:
+        return k
+    return preferred if preferred in measured else measured[-1]
+
+
+def _series(summary: pd.DataFrame, spread: float) -> list[Series]:
+    """Verifiers of a summary in a fixed order, their offsets `spread` wide together."""
+    keys = sorted(set(zip(summary.verifier, summary.verifier_format, strict=True)), key=lambda key: (key[1], key[0]))
+    several = len({verifier for verifier, _ in keys}) > 1
+    formats = sorted({name for _, name in keys})
+    spare = iter(SPARE_COLOURS * len(formats))
+    colours = {name: FORMAT_COLOURS.get(name) or next(spare) for name in formats}
+    drawn = []
+    for i, (verifier, name) in enumerate(keys):
+        short = PurePath(verifier).name
+        label = f"{short}, {name}" if several and short != name else name
+        offset = spread * (i / (len(keys) - 1) - 0.5) if len(keys) > 1 else 0.0
+        rows = summary[(summary.verifier == verifier) & (summary.verifier_format == name)]
+        drawn.append(Series(label, rows, colours[name], MARKERS[i % len(MARKERS)], offset))
+    return drawn
+
+
+def _errorbar(ax: Axes, series: Series, x: pd.Series[float], figure: str, suffix: str = "", **style: Any) -> None:
+    y, bars = series.rows[figure], _bars(series.rows, figure)
+    ax.errorbar(x, y, yerr=bars, color=series.colour, marker=series.marker, label=series.label + suffix, **style)
+
+
+def _stack(ax: Axes, place: float, row: Any, labelled: bool) -> None:
+    """One bar of `time_share`."""
+    bottom = 0.0
+    for part, colour in PART_COLOURS.items():
+        share = 100 * row[f"{part}_share"]
+        ax.bar(place, share, 0.8, bottom=bottom, color=colour, label=part if labelled else None)
+        if share >= 7:
+            ax.text(place, bottom + share / 2, f"{share:.0f}", ha="center", va="center", fontsize=10)
+        bottom += share
+    milliseconds = 1000 / row["decode_tokens_per_second"]
+    ax.text(place, 101.5, f"{milliseconds:.{0 if milliseconds >= 9.95 else 1}f} ms", ha="center", va="bottom", fontsize=10)
+
+
+def _label_speedups(ax: Axes, series: Series, x: pd.Series[float], above: bool) -> None:
+    """Write each point's speedup over k=0 beyond its interval."""
+    edge = series.rows[f"decode_tokens_per_second_{'high' if above else 'low'}"].fillna(series.rows.decode_tokens_per_second)
+    place: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom" if above else "top", "fontsize": 10}
+    for at, y, k, factor in zip(x, edge, series.rows.k, series.rows.speedup, strict=True):
+        if k > 0 and factor == factor:
+            ax.annotate(f"{factor:.2f}\u00d7", (at, y), (0, 5 if above else -5), color=series.colour, **place)
+
+
+def _bars(rows: pd.DataFrame, figure: str) -> Any:
+    """Distances [2, points] from a figure down and up to its interval; 0 where there is none."""
+    low, high = rows[figure] - rows[f"{figure}_low"], rows[f"{figure}_high"] - rows[figure]
+    return [low.fillna(0).clip(lower=0), high.fillna(0).clip(lower=0)]
+
+
+def _n(summary: pd.DataFrame) -> str:
+    low, high = int(summary.num_prompts.min()), int(summary.num_prompts.max())
+    count = f"n\u00a0=\u00a0{high} prompts" if low == high else f"n\u00a0=\u00a0{low}\u2013{high} prompts"
+    failed = int(summary.num_failed.sum()) if "num_failed" in summary else 0
+    return count + (f" ({failed} failed row{'s' if failed > 1 else ''} left out)" if failed else "")
+
+
+def _setting(table: pd.DataFrame) -> str:
+    """Device and dtype that the whole table shares, for captions."""
+    return ", ".join("/".join(sorted({str(value) for value in table[name]})) for name in ("device", "dtype")) + "."
+
+

@@ -9,7 +9,7 @@ from synthetic_rows import synthetic_rows, synthetic_table
 from specbench.bench import DataError, metrics
 from specbench.bench.prompts import load_prompts, prompt_set_hash
 from specbench.bench.records import Row, to_frame
-from specbench.bench.summary import BY, per_position, summarize
+from specbench.bench.summary import BY, per_position_rates, summarize
 
 PROMPTS = load_prompts()[::8]
 
@@ -106,7 +106,7 @@ def test_against_metrics_on_many_rows():
         assert s.mean_acceptance_length_over_prompts == pytest.approx(metrics.mean_acceptance_length_over_prompts(accepted))
         assert s.mean_acceptance_length_low <= s.mean_acceptance_length <= s.mean_acceptance_length_high
         assert s.draft_share + s.verify_share + s.other_share == pytest.approx(1)
-        positions = per_position(ok)
+        positions = per_position_rates(ok)
         if s.k == 0:
             assert positions.empty
         else:
@@ -116,7 +116,7 @@ def test_against_metrics_on_many_rows():
 
 
 def test_position_that_no_round_reached_is_undefined():
-    positions = per_position(to_frame([row(1, 3, accepted=(1, 0)), row(2, 3, accepted=(0, 0))]))
+    positions = per_position_rates(to_frame([row(1, 3, accepted=(1, 0)), row(2, 3, accepted=(0, 0))]))
     assert positions.unconditional.tolist() == [0.25, 0.0, 0.0]
     assert positions.conditional.iloc[:2].tolist() == [0.25, 0.0] and np.isnan(positions.conditional.iloc[2])
 

@@ -44,14 +44,16 @@ def summarize(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) -> 
 
     _require(table, (*by, *BASELINE, "status", "accepted_per_round", "proposed_per_round", "token_ids", "decode_s", "total_s"))
     paired = pair_with_baseline(table)
-    rows = []
-    for key, group in paired.groupby(list(by), sort=True, dropna=False):
+
+    def figures(group: pd.DataFrame) -> dict[str, Any]:
         ok = group[group.status == "ok"]
-        rows.append({**dict(zip(by, key, strict=True)), **_acceptance(ok, seed), **_speed(ok, seed), "num_failed": len(group) - len(ok)})
-    return pd.DataFrame(rows)
+        return {**_acceptance(ok, seed), **_speed(ok, seed), "num_failed": len(group) - len(ok)}
+
+    rows = [dict(zip(by, key, strict=True)) | figures(group) for key, group in paired.groupby(list(by), sort=True, dropna=False)]
+    return pd.DataFrame(rows, columns=[*by, *figures(paired.iloc[:0])])
 
 
-def per_position(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) -> pd.DataFrame:
+def per_position_rates(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) -> pd.DataFrame:
     """One row per group of `by` and draft position (from 1): `unconditional` and `conditional` rate, each with `_low` and `_high`.
 
     Both are over the rounds that proposed the position, bonus not counted; NaN where no round did, or none reached it. Groups without
@@ -71,7 +73,8 @@ def per_position(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) 
             _put(row, "unconditional", np.array([hits, offered]).T, metrics.ratio, seed)
             _put(row, "conditional", np.array([hits, reached]).T, metrics.ratio, seed)
             rows.append(row)
-    return pd.DataFrame(rows)
+    names = [f"{rate}{end}" for rate in ("unconditional", "conditional") for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=[*by, "position", "num_prompts", *names])
 
 
 def pair_with_baseline(table: pd.DataFrame) -> pd.DataFrame:
