@@ -13,13 +13,14 @@ import nbformat
 import pytest
 
 from specbench.bench import kernel
-from specbench.bench.notebooks import NotebookError, NotebookRun, finish, main, parse_value, read_parameters, run_notebook
+from specbench.bench.notebooks import NotebookError, NotebookRun, main, parse_value, read_parameters, run_notebook
+from specbench.bench.session import finish, open_run, pair_from_parameters
 from specbench.bench.sweep import sweep
 from specbench.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS = 'run_dir: str = ""\nk: int = 3  # draft tokens'
-FINISH = "from specbench.bench.notebooks import finish\nfinish(run_dir, k=k)"
+FINISH = "from specbench.bench.session import finish\nfinish(run_dir, k=k)"
 
 PRINTS_A_TRACEBACK = "import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    traceback.print_exc()"
 
@@ -103,6 +104,28 @@ def test_output_never_replaces_its_source(tmp_path: Path) -> None:
     assert notebook.read_bytes() == before
 
 
+def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
+    notebook = write(tmp_path / "n.ipynb", PARAMETERS, FINISH)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with pytest.raises(ConfigError, match="holds files but no run.json"):
+        run(notebook, tmp_path / "mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_verifier_that_is_not_bundled_needs_a_draft() -> None:
+    with pytest.raises(ConfigError, match="draft is empty"):
+        pair_from_parameters("organisation/model")
+
+
+def test_run_folder_is_the_given_one_or_a_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert open_run(str(tmp_path / "given"), "01") == tmp_path / "given"
+    monkeypatch.setattr("specbench.bench.session.runs_root", lambda: tmp_path / "runs")
+    first, second = open_run("", "01_name"), open_run("", "01_name")
+    assert first != second and {first.parent, second.parent} == {tmp_path / "runs"} and first.name.startswith("01_name-")
+    assert read(first / "result.json")["complete"] is False
+
+
 def test_missing_packages_are_named_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "find_spec", lambda name: None if name == "papermill" else object())
     with pytest.raises(kernel.KernelError, match=r"papermill missing for .*registered kernels: .*pip install 'specbench\[notebooks\]'"):
@@ -129,7 +152,7 @@ def test_the_marker_holds_json_numbers_only(tmp_path: Path) -> None:
 @pytest.mark.notebook
 @pytest.mark.parametrize("kernelspec", [None, {"name": "my_env", "display_name": "Mine", "language": "python"}])
 def test_kernel_is_this_interpreter_whatever_the_notebook_names(tmp_path: Path, kernelspec: dict[str, str] | None) -> None:
-    check = "import sys\nfrom specbench.bench.notebooks import finish\nfinish(run_dir, k=k, python=sys.executable)"
+    check = "import sys\nfrom specbench.bench.session import finish\nfinish(run_dir, k=k, python=sys.executable)"
     done = run(write(tmp_path / "n.ipynb", PARAMETERS, check, kernelspec=kernelspec), tmp_path / "run", k=5)
     assert done.status == "complete" and done.facts == {"k": 5, "python": sys.executable}
     record = read(tmp_path / "run" / "run.json")
@@ -237,7 +260,7 @@ def test_sweep_from_inside_a_notebook(tmp_path: Path) -> None:
         tmp_path / "driver.ipynb",
         'run_dir: str = ""\nnotebook: str = ""',
         "from specbench.bench.sweep import sweep\ntable = sweep(notebook, run_dir, [{'k': 1}, {'k': 2}, {'k': 4}])",
-        "from specbench.bench.notebooks import finish\nfinish(run_dir, statuses=list(table.status), exits=list(table.exit_status))",
+        "from specbench.bench.session import finish\nfinish(run_dir, statuses=list(table.status), exits=list(table.exit_status))",
     )
     done = run_notebook(driver, tmp_path / "runs", {"notebook": str(inner)}, progress=False)
     assert done.facts == {"statuses": ["complete", "failed", "complete"], "exits": [0, 1, 0]}

@@ -2,7 +2,7 @@
 
 What enters: a notebook with one cell tagged `parameters`, values for some of them, a run folder. What leaves: in that folder the executed
 notebook, an HTML report, `run.json` (what was run and how it ended) and `result.json`, the marker that the notebook's own last cell writes
-through `finish`. It does not know what a notebook measures.
+through `session.finish`. It does not know what a notebook measures.
 
 papermill executes. Around it: unknown parameters are refused before anything starts, the kernel is this interpreter's, and a run is good
 only with its marker, since a cell can fail without raising.
@@ -14,6 +14,7 @@ import argparse
 import ast
 import hashlib
 import json
+import shutil
 import sys
 import time
 from collections.abc import Mapping
@@ -26,8 +27,9 @@ from ..errors import ConfigError, SpecbenchError
 from .atomic import write_json
 from .kernel import KernelError, kernel_manager_class
 from .report import write_report
+from .session import MARKER, state
 
-RECORD, MARKER = "run.json", "result.json"
+RECORD = "run.json"
 PARAMETERS, INJECTED = "parameters", "injected-parameters"
 PAPERMILL_BANNER = "papermill-error-cell-tag"  # papermill removes cells with this tag when it runs an output again
 
@@ -72,12 +74,12 @@ def run_notebook(
 
     Args:
         parameters: values by name; `run_dir` is set here. A value has the type of the notebook's own.
-        resume: where `run_dir` holds this notebook with these parameters, complete, return that run.
+        resume: where `run_dir` holds this notebook with these parameters, complete, return that run. Any other run there is removed.
         progress: show cells and the bars inside them on stderr.
         cell_timeout_s: longest time for one cell; None waits.
 
     Raises:
-        ConfigError: not exactly one `parameters` cell, an unknown name, another type. Nothing was started.
+        ConfigError: not exactly one `parameters` cell, an unknown name, another type, a folder of other files. Nothing was started.
         KernelError: this interpreter lacks what notebooks need. Nothing was started.
         NotebookError: a cell failed, the kernel died, or the end came without the marker. Output, report and record are written.
     """
@@ -90,16 +92,17 @@ def run_notebook(
     if resume and (found := _finished(folder, record)) is not None:
         return NotebookRun(source, output, report, values, "complete", found["seconds"], found["facts"], reused=True)
     manager = kernel_manager_class()
+    _clear(folder)
     record |= {"python": sys.executable, "output": str(output), "report": str(report), "started": datetime.now(UTC).isoformat()}
-    write_json(folder / RECORD, record | _state("running"))
-    write_json(folder / MARKER, _state("running"))
+    write_json(folder / RECORD, record | state("running"))
+    write_json(folder / MARKER, state("running"))
     start = time.perf_counter()
     try:
         _execute(source, output, values, manager, progress, cell_timeout_s)
         facts = _marker_facts(folder, source)
     except BaseException as error:  # an interrupt leaves a record too
         where, reason, seconds = _mark_output(output), _first_line(error), time.perf_counter() - start
-        failure = _state("failed") | {"cell": where, "error": reason}
+        failure = state("failed") | {"cell": where, "error": reason}
         write_json(folder / MARKER, failure)
         write_json(folder / RECORD, record | failure | {"seconds": seconds})
         if not isinstance(error, Exception):
@@ -109,19 +112,8 @@ def run_notebook(
         raise NotebookError(f"{source.name} failed at {where}: {reason}\nIts output, incomplete: {output}", run) from error
     seconds = time.perf_counter() - start
     write_report(output, report, values)
-    write_json(folder / RECORD, record | _state("complete") | {"seconds": seconds, "facts": facts})
+    write_json(folder / RECORD, record | state("complete") | {"seconds": seconds, "facts": facts})
     return NotebookRun(source, output, report, values, "complete", seconds, facts)
-
-
-def finish(run_dir: str | Path, **facts: Any) -> Path:
-    """Say that a notebook reached its end: the call of its last cell. Writes `result.json` whole, and returns its path.
-
-    Args:
-        facts: the run's headline numbers, as JSON values; NaN is refused.
-    """
-    path = Path(run_dir) / MARKER
-    write_json(path, _state("complete") | {"facts": facts})
-    return path
 
 
 def check_parameters(notebook: Path, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -207,6 +199,14 @@ def _normalized_copy(source: Path, output: Path) -> None:
     nbformat.write(nbformat.reads(json.dumps(document), as_version=4), output)
 
 
+def _clear(folder: Path) -> None:
+    """Remove an earlier run; a folder that is no run's is left alone."""
+    if (folder / RECORD).is_file():
+        shutil.rmtree(folder)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} holds files but no {RECORD}, so it is no run folder; give a new or empty one")
+
+
 def _marker_facts(folder: Path, source: Path) -> dict[str, Any]:
     marker = _json(folder / MARKER)
     if marker.get("status") != "complete":
@@ -229,10 +229,6 @@ def _json(path: Path) -> dict[str, Any]:
     except (FileNotFoundError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _state(status: str) -> dict[str, Any]:
-    return {"status": status, "complete": status == "complete"}
 
 
 def _mark_output(output: Path) -> str:

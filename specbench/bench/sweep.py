@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def sweep(notebook: str | Path, run_dir: str | Path, grid: Sequence[Mapping[str, Any]], *, progress: bool = True) -> pd.DataFrame:
-    """Run `notebook` once per entry of `grid`, one after another, into `run_dir/00`, `run_dir/01`, ...
+    """Run `notebook` once per entry of `grid`, one after another, into `run_dir/00`, `run_dir/01`, ..., each with its log beside it.
 
     A set that already lies complete in its folder is not run again.
 
@@ -39,20 +39,20 @@ def sweep(notebook: str | Path, run_dir: str | Path, grid: Sequence[Mapping[str,
         check_parameters(source, parameters)
     rows = []
     for index, parameters in enumerate(tqdm(grid, desc=source.stem, disable=not progress)):
-        child = folder / f"{index:02d}"
-        child.mkdir(parents=True, exist_ok=True)
+        child, log = folder / f"{index:02d}", folder / f"{index:02d}.log"
+        folder.mkdir(parents=True, exist_ok=True)
         pairs = [text for name, value in parameters.items() for text in ("-p", name, value if isinstance(value, str) else repr(value))]
         command = [sys.executable, "-m", "specbench.bench.notebooks", str(source), "--run-dir", str(child), "--resume", "--quiet", *pairs]
-        with (child / "log.txt").open("wb") as log:
-            exit_status = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-        rows.append({**parameters, **_outcome(child, exit_status), "folder": str(child)})
+        with log.open("wb") as stream:
+            exit_status = subprocess.run(command, stdout=stream, stderr=subprocess.STDOUT, check=False).returncode
+        rows.append({**parameters, **_outcome(child, exit_status, log), "folder": str(child)})
     return pd.DataFrame(rows)
 
 
-def _outcome(child: Path, exit_status: int) -> dict[str, Any]:
+def _outcome(child: Path, exit_status: int, log: Path) -> dict[str, Any]:
     record = json.loads((child / RECORD).read_bytes()) if (child / RECORD).is_file() else {}
     good = exit_status == 0 and record.get("complete", False)
-    error = None if good else record.get("error") or f"see {child / 'log.txt'}"
+    error = None if good else record.get("error") or f"see {log}"
     facts = record["facts"] if good else {}
     status = "complete" if good else "failed"
     return {"status": status, "exit_status": exit_status, "seconds": record.get("seconds"), "error": error, **facts}

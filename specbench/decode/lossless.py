@@ -1,0 +1,72 @@
+"""Is a speculative output the verifier's own greedy output? Compared token by token, and re-scored where it differs.
+
+What enters: a verifier and two outputs for one prompt. What leaves: a `Comparison`. It does not know how the outputs were made.
+
+Greedy speculative decoding promises the verifier's own output. In exact arithmetic that means equal ids. In bf16 a pass over several tokens
+rounds otherwise than a pass over one, so two tokens with nearly equal logits may change places; from there on the outputs are different
+texts, both greedy. Such a place counts as numeric only if the verifier alone, reading that very text in one pass, puts the emitted token
+within a stated bound of its best. Every token after it is held to the same bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.decoder import Decoder
+
+# In logits. bf16 keeps 8 bits: at the usual size of a winning logit, 16..32, neighbours lie 0.125 apart, and both contestants are rounded.
+NEAR_TIE_BOUND = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two outputs for one prompt.
+
+    identical: the ids are equal. first_difference: index in the output where they part, None if nowhere. near_ties: places of the
+    speculative output where the emitted token is not the verifier's best but within `bound` of it. largest_deficit: the most that any
+    emitted token lacks to the verifier's best, in logits; 0.0 for identical outputs, which are not re-scored. lossless: identical, or no
+    emitted token lacks more than `bound`.
+    """
+
+    identical: bool
+    first_difference: int | None
+    near_ties: int
+    largest_deficit: float
+    bound: float
+
+    @property
+    def lossless(self) -> bool:
+        return self.identical or self.largest_deficit <= self.bound
+
+
+def compare(
+    verifier: Decoder, prompt_ids: Sequence[int], plain: Sequence[int], speculative: Sequence[int], *, bound: float | None = None
+) -> Comparison:
+    """Compare the ids of a plain (k=0) and a speculative output.
+
+    Args:
+        bound: logits that a token may lack to the verifier's best; None is `NEAR_TIE_BOUND` of the verifier's dtype.
+    """
+    limit = NEAR_TIE_BOUND[verifier.dtype] if bound is None else bound
+    if list(plain) == list(speculative):
+        return Comparison(True, None, 0, 0.0, limit)
+    shorter = min(len(plain), len(speculative))
+    first = next((i for i in range(shorter) if plain[i] != speculative[i]), shorter)
+    deficits = greedy_deficits(verifier, prompt_ids, speculative)
+    return Comparison(False, first, int(((deficits > 0) & (deficits <= limit)).sum()), float(deficits.max()), limit)
+
+
+@torch.inference_mode()
+def greedy_deficits(verifier: Decoder, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+    """How much each of `token_ids` lacks to the best logit at its place, float32 [n], where the verifier reads the text in one pass."""
+    tokens = torch.tensor([[*prompt_ids, *token_ids]], device=verifier.device)[:, :-1]
+    length = tokens.shape[1]
+    positions = torch.arange(length, device=verifier.device)[None]
+    hidden, _ = verifier(tokens, verifier.step(positions, length), verifier.new_cache(length))
+    logits = verifier.lm_head(hidden[0, len(prompt_ids) - 1 :]).float()  # [n, vocab]
+    emitted = logits.gather(1, torch.tensor(list(token_ids), device=verifier.device)[:, None])[:, 0]
+    return (logits.amax(1) - emitted).cpu()
