@@ -42,10 +42,10 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Tensor headers of one safetensors file, checked against its size.
+    """Tensor headers of one safetensors file, checked against its size and one another.
 
     Raises:
-        CheckpointFileError: missing, empty, cut short, or not a safetensors file.
+        CheckpointFileError: missing, empty, cut short, or not a safetensors file; tensors that overlap or leave gaps, as safetensors itself refuses.
     """
     try:
         size = path.stat().st_size
@@ -57,25 +57,33 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             header = json.loads(file.read(length))
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing; fetch it again, or correct the index beside it") from None
-    except ValueError as error:
+    except (IsADirectoryError, PermissionError) as error:
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise CheckpointFileError(f"{path}: its header is not JSON ({error}); fetch it again") from None
+    if not isinstance(header, dict):
+        raise CheckpointFileError(f"{path}: its header is a {type(header).__name__}, not an object; fetch it again")
     base = 8 + length
-    infos = {}
-    for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        info = _tensor_info(path, name, entry, base)
-        if info.end > size:
-            raise CheckpointFileError(f"{path} has {size} bytes, but {name!r} ends at byte {info.end}: the file is cut short; fetch it again")
-        infos[name] = info
-    return infos
+    infos = [_tensor_info(path, name, entry, base) for name, entry in header.items() if name != "__metadata__"]
+    end, before = base, "the header"
+    for info in sorted(infos, key=lambda info: (info.begin, info.end)):
+        if info.begin != end:
+            raise CheckpointFileError(f"{path}: {info.name!r} begins at byte {info.begin}, but {before} ends at byte {end}; fetch it again")
+        end, before = info.end, repr(info.name)
+    if end != size:
+        found = "the file is cut short" if end > size else "something follows"
+        raise CheckpointFileError(f"{path} has {size} bytes, but {before} ends at byte {end}: {found}; fetch it again")
+    return {info.name: info for info in infos}
 
 
-def _tensor_info(path: Path, name: str, entry: dict[str, Any], base: int) -> TensorInfo:
+def _tensor_info(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
     try:
         dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        readable = isinstance(dtype, str) and all(type(number) is int and number >= 0 for number in (*shape, begin, end))
     except (KeyError, TypeError, ValueError):
-        raise CheckpointFileError(f"{path}: the header entry of {name!r} is {entry!r}, not dtype, shape and data_offsets") from None
+        readable = False
+    if not readable:
+        raise CheckpointFileError(f"{path}: the header entry of {name!r} is {entry!r}, not dtype, shape and data_offsets")
     if dtype not in DTYPES:
         raise CheckpointFileError(f"{path}: {name!r} has dtype {dtype!r}; readable: {', '.join(DTYPES)}")
     expected = math.prod(shape) * DTYPES[dtype].itemsize
@@ -88,16 +96,13 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """Tensor headers of a checkpoint folder: single file, or shards with an index that must agree with them.
 
     Raises:
-        CheckpointFileError: no safetensors file, a shard missing or cut short, or an index that names a tensor its shard lacks.
+        CheckpointFileError: no safetensors file, a shard missing or cut short, an index that is damaged, leads out of the folder or names a tensor
+            that its shard lacks, or a tensor that two files hold.
     """
     index = folder / INDEX
     if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        infos: dict[str, TensorInfo] = {}
-        for shard in sorted(set(weight_map.values())):
-            if Path(shard).name != shard:
-                raise CheckpointFileError(f"{index} names {shard!r}, which lies outside the checkpoint folder; refused")
-            infos.update(read_header(folder / shard))
+        weight_map = _weight_map(index)
+        infos = _merged([folder / shard for shard in sorted(set(weight_map.values()))])
         lying = [name for name, shard in weight_map.items() if name not in infos or infos[name].file.name != shard]
         if lying:
             raise CheckpointFileError(f"{index} says that {weight_map[lying[0]]} holds {lying[0]!r}, but its header does not ({len(lying)} such)")
@@ -105,10 +110,28 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointFileError(f"{folder} holds no *.safetensors file")
-    infos = {}
+    return dict(sorted(_merged(files).items()))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
+        raise CheckpointFileError(f"{index} has no weight_map from tensor names to file names; fetch it again")
+    for shard in weight_map.values():
+        if Path(shard).name != shard or shard in ("", ".."):
+            raise CheckpointFileError(f"{index} names {shard!r}, which lies outside the checkpoint folder; refused")
+    return weight_map
+
+
+def _merged(files: list[Path]) -> dict[str, TensorInfo]:
+    infos: dict[str, TensorInfo] = {}
     for file in files:
-        infos.update(read_header(file))
-    return dict(sorted(infos.items()))
+        header = read_header(file)
+        twice = sorted(infos.keys() & header.keys())
+        if twice:
+            raise CheckpointFileError(f"{twice[0]!r} lies in {infos[twice[0]].file} and in {file} ({len(twice)} such); remove one of the files")
+        infos.update(header)
+    return infos
 
 
 def read_tensor(info: TensorInfo) -> Tensor:
