@@ -10,7 +10,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,17 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise CheckpointFileError(f"{path}: its header is not JSON ({error}); fetch it again") from None
     if not isinstance(header, dict):
         raise CheckpointFileError(f"{path}: its header is a {type(header).__name__}, not an object; fetch it again")
-    base = 8 + length
+    return tensor_infos(path, header, 8 + length, size)
+
+
+def tensor_infos(path: Path, header: dict[str, Any], base: int, size: int) -> dict[str, TensorInfo]:
+    """The entries of a safetensors header, checked against one another and against the file at `path`: data from byte `base`, `size` bytes in all.
+
+    The file need not lie there yet.
+
+    Raises:
+        CheckpointFileError: an entry that is not one, an unreadable dtype, tensors that overlap, leave gaps or do not end with the file.
+    """
     infos = [_tensor_info(path, name, entry, base) for name, entry in header.items() if name != "__metadata__"]
     end, before = base, "the header"
     for info in sorted(infos, key=lambda info: (info.begin, info.end)):
@@ -101,37 +111,47 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """
     index = folder / INDEX
     if index.is_file():
-        weight_map = _weight_map(index)
-        infos = _merged([folder / shard for shard in sorted(set(weight_map.values()))])
+        weight_map = read_index(index)
+        infos = merge(read_header(folder / shard) for shard in sorted(set(weight_map.values())))
         lying = [name for name, shard in weight_map.items() if name not in infos or infos[name].file.name != shard]
         if lying:
             raise CheckpointFileError(f"{index} says that {weight_map[lying[0]]} holds {lying[0]!r}, but its header does not ({len(lying)} such)")
-        return {name: infos[name] for name in sorted(weight_map)}
+        return {name: infos[name] for name in weight_map}
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointFileError(f"{folder} holds no *.safetensors file")
-    return dict(sorted(_merged(files).items()))
+    return merge(map(read_header, files))
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def read_index(index: Path) -> dict[str, str]:
+    """Tensor name -> name of the file beside `index` that holds it, sorted by tensor name.
+
+    Raises:
+        CheckpointFileError: missing, damaged, or a file that lies elsewhere.
+    """
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise CheckpointFileError(f"{index} has no weight_map from tensor names to file names; fetch it again")
     for shard in weight_map.values():
-        if Path(shard).name != shard or shard in ("", ".."):
+        if Path(shard).name != shard or shard in ("", "..") or "\\" in shard:
             raise CheckpointFileError(f"{index} names {shard!r}, which lies outside the checkpoint folder; refused")
-    return weight_map
+    return dict(sorted(weight_map.items()))
 
 
-def _merged(files: list[Path]) -> dict[str, TensorInfo]:
+def merge(headers: Iterable[dict[str, TensorInfo]]) -> dict[str, TensorInfo]:
+    """Headers of several files as one, sorted by tensor name.
+
+    Raises:
+        CheckpointFileError: a tensor that two files hold.
+    """
     infos: dict[str, TensorInfo] = {}
-    for file in files:
-        header = read_header(file)
+    for header in headers:
         twice = sorted(infos.keys() & header.keys())
         if twice:
-            raise CheckpointFileError(f"{twice[0]!r} lies in {infos[twice[0]].file} and in {file} ({len(twice)} such); remove one of the files")
+            name = twice[0]
+            raise CheckpointFileError(f"{name!r} lies in {infos[name].file} and in {header[name].file} ({len(twice)} such); remove one of the files")
         infos.update(header)
-    return infos
+    return dict(sorted(infos.items()))
 
 
 def read_tensor(info: TensorInfo) -> Tensor:
