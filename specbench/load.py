@@ -6,14 +6,17 @@ device, then filled straight from the files, shard by shard.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from .checkpoint.families import VERIFIER_MODEL_TYPES, look, rope_theta
+from .checkpoint.families import look
 from .checkpoint.files import TensorInfo, read_into, read_tensor
 from .checkpoint.fill import check, fill, first_part
+from .checkpoint.rope import read_rope
 from .errors import CheckpointError, ConfigError
 from .models.decoder import Decoder, DecoderConfig
 from .models.eagle3 import Eagle3, Eagle3Config
@@ -23,6 +26,9 @@ from .policies import Policy
 from .quant.linear import Linear
 from .quant.scheme import Scheme, parse_quantization
 
+VERIFIER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
 def load_draft(
     pair: Pair,
     policy: str | Policy = "draft",
@@ -31,55 +37,50 @@ def load_draft(
     dtype: str = "auto",
     verifier: Decoder | None = None,
     packed: bool = True,
+    overrides: Mapping[str, Any] | None = None,
 ) -> Eagle3:
     """Load the draft of `pair` under `policy`.
 
     Args:
         device: "auto" is CUDA where there is one, else the CPU.
         dtype: "auto" is the plan's (the verifier's own), else a torch dtype name.
-        verifier: a loaded verifier whose embedding the draft may share; without it the verifier's embedding is read again.
+        verifier: a loaded verifier whose embedding (and head) the draft may share; without it the verifier's embedding is read again.
         packed: keep 4-bit weights packed where a kernel exists; False multiplies dequantized weights.
+        overrides: see `resolve`.
 
     Raises:
         ConfigError: the plan cannot be resolved.
         CheckpointError: under a strict policy, tensors that are missing, unexpected, or of another shape or kind of dtype.
         CheckpointKeyError: under an engine's policy, a tensor that finds no parameter (a KeyError, as there).
     """
-    plan = resolve(pair, policy)
+    plan = resolve(pair, policy, overrides)
     model = build_draft(plan, _dtype(dtype, plan["dtype"]))
-    tensors = {name: info for name, info in pair.draft.tensors.items() if name != "t2d"}
-    borrowed = plan["embed_tokens"] == "verifier"
-    optional = {"embed_tokens.weight"} if borrowed else set()
-    if "d2t" not in tensors and model.config.draft_vocab_size == model.config.vocab_size:
-        optional.add("d2t")
-    where = f"draft {pair.draft.name}"
-    strict = plan["checks"] == "strict"
+    where, strict = f"draft {pair.draft.name}", plan["checks"] == "strict"
+    tensors = {name: info for name, info in plan.dialect.tensors.items() if name != "t2d"}
+    borrowed = {f"{name}.weight" for name in ("embed_tokens", "lm_head") if plan[name] == "verifier"}
+    for name in borrowed:
+        tensors.pop(name, None)
+    computed = {"d2t"} if plan["d2t"] != "draft" else set()
+    if computed and "d2t" in tensors:
+        tensors.pop("d2t")
     if strict:
-        check(model, tensors, where, optional)
-    if borrowed:
-        tensors.pop("embed_tokens.weight", None)
-    target = _device(device)
-    _materialize(model, target, skip="embed_tokens." if borrowed and verifier is not None else None)
-    if "d2t" in optional:
-        model.d2t.data.zero_()
+        check(model, tensors, where, borrowed | computed)
+    _materialize(model, _device(device), skip={name.rpartition(".")[0] for name in borrowed})
+    if computed:
+        model.d2t.data.copy_(_computed_map(plan))
     fill(model, tensors.items(), where, strict)
-    if borrowed:
-        if verifier is not None:
-            model.embed_tokens = verifier.embed_tokens
-        else:
-            read_into(pair.verifier.tensors["model.embed_tokens.weight"], model.embed_tokens.weight.data)
+    _borrow(model, pair, plan, verifier)
     if strict:
-        _check_map(model, pair.draft.tensors.get("t2d"), where)
+        _check_map(model, plan.dialect.tensors.get("t2d"), where)
     _finish(model, packed)
+    _forbid_unknown_ids(model, pair, plan)
     return model.eval()
 
 
 def build_draft(plan: Plan, dtype: torch.dtype) -> Eagle3:
     """The empty draft (meta device) that a plan describes: which parameters exist depends on the plan's quantization."""
-    config = Eagle3Config(
-        num_aux_layers=len(plan["aux_layers"]),
-        **{name: plan[name] for name in Eagle3Config.__dataclass_fields__ if name != "num_aux_layers"},
-    )
+    planned = {name: plan[name] for name in Eagle3Config.__dataclass_fields__ if name != "num_aux_layers"}
+    config = Eagle3Config(num_aux_layers=len(plan["aux_layers"]), **planned)
     own = plan.policy.layer_quantization == "draft"
     layers = parse_quantization(plan["quantization"], plan.settings["quantization"].source)
     edges = parse_quantization(plan["edge_quantization"], plan.settings["edge_quantization"].source)
@@ -93,6 +94,53 @@ def build_draft(plan: Plan, dtype: torch.dtype) -> Eagle3:
     model = Eagle3(config, layer_scheme, lambda name: None if edges is None else edges.for_module(name), dtype)
     model.aux_layers = plan["aux_layers"]
     return model
+
+
+def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> None:
+    """Take the verifier's embedding and head where the plan says so: the loaded modules themselves, else read from its file."""
+    if plan["embed_tokens"] == "verifier":
+        if verifier is not None:
+            model.embed_tokens = verifier.embed_tokens
+        else:
+            weight = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=model.dtype, device=model.device)
+            read_into(_verifier_tensor(pair, "embed_tokens.weight"), weight)
+            model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
+    if plan["lm_head"] == "verifier":
+        if verifier is None:
+            raise ConfigError(f"draft {pair.draft.name} has no lm_head and borrows the verifier's; pass the loaded verifier (verifier=...)")
+        model.lm_head = verifier.lm_head
+
+
+def _verifier_tensor(pair: Pair, name: str) -> TensorInfo:
+    for prefix in ("model.", "model.language_model.", "language_model.model."):
+        if prefix + name in pair.verifier.tensors:
+            return pair.verifier.tensors[prefix + name]
+    raise CheckpointError(f"verifier {pair.verifier.name} has no {name} to borrow")
+
+
+def _computed_map(plan: Plan) -> torch.Tensor:
+    """d2t where the file has none: zeros for a full vocabulary, or what t2d marks."""
+    if plan["d2t"] == "identity":
+        return torch.zeros(plan["draft_vocab_size"], dtype=torch.int64)
+    target = read_tensor(plan.dialect.tensors["t2d"]).bool().nonzero()[:, 0]
+    if len(target) != plan["draft_vocab_size"]:
+        raise CheckpointError(f"draft {plan.pair.draft.name}: t2d marks {len(target)} ids, the draft vocabulary is {plan['draft_vocab_size']}")
+    return target - torch.arange(len(target))
+
+
+def _forbid_unknown_ids(model: Eagle3, pair: Pair, plan: Plan) -> None:
+    """Padding ids, which the verifier's tokenizer does not have, are never proposed; only looked at where the vocabularies are padded differently."""
+    if not plan.settings["vocab_size"].note or not (pair.verifier.path / "tokenizer.json").is_file():
+        return
+    from tokenizers import Tokenizer
+
+    known = Tokenizer.from_file(str(pair.verifier.path / "tokenizer.json")).get_vocab_size()
+    if known > min(plan["vocab_size"], plan.dialect.size("vocab_size").value):
+        raise ConfigError(
+            f"the tokenizer of {pair.verifier.name} has {known} entries, draft {pair.draft.name} only {plan.dialect.size('vocab_size').value}: it belongs to another verifier"
+        )
+    unknown = model.to_target(torch.arange(model.config.draft_vocab_size, device=model.device)) >= known
+    model.unproposable = unknown if bool(unknown.any()) else None
 
 
 def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True) -> Decoder:
@@ -111,9 +159,12 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
     named = look(checkpoint.config, "dtype", "torch_dtype").value
     model = Decoder(config, quantization.for_module if quantization else lambda _: None, _dtype(dtype, named))
     tensors = {name.removeprefix("model."): info for name, info in checkpoint.tensors.items()}
-    tied = config.tie_word_embeddings and "lm_head.weight" not in tensors
+    has_head = any(name.startswith("lm_head.") for name in tensors)
+    if has_head and config.tie_word_embeddings:
+        warnings.warn(f"{where}: tie_word_embeddings is true, but lm_head is stored; the stored head is used", stacklevel=2)
+    tied = config.tie_word_embeddings and not has_head
     check(model, tensors, where, {"lm_head.weight"} if tied else set())
-    _materialize(model, _device(device), skip="lm_head." if tied else None)
+    _materialize(model, _device(device), skip={"lm_head"} if tied else set())
     fill(model, tensors.items(), where, strict=True)
     if tied:
         model.lm_head.weight = model.embed_tokens.weight
@@ -150,7 +201,7 @@ def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
         vocab_size=config["vocab_size"],
         max_position_embeddings=config["max_position_embeddings"],
         rms_norm_eps=config["rms_norm_eps"],
-        rope_theta=float(rope_theta(config, "", where).value),
+        rope=read_rope(config, where, config["max_position_embeddings"])[0],
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
         qkv_bias=bias or kind == "qwen2",
         o_bias=bias,
@@ -159,9 +210,10 @@ def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
-def _materialize(module: nn.Module, device: torch.device, skip: str | None) -> None:
+def _materialize(module: nn.Module, device: torch.device, skip: set[str]) -> None:
+    """Allocate parameters, except those of the modules named in `skip`."""
     for name, parameter in list(module.named_parameters()):
-        if skip is None or not name.startswith(skip):
+        if name.rpartition(".")[0] not in skip:
             owner = module.get_submodule(name.rpartition(".")[0])
             owner._parameters[name.rpartition(".")[2]] = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
 

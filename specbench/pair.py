@@ -19,7 +19,8 @@ class Checkpoint:
     """What one checkpoint's files say.
 
     name: as given by the user. path: local folder. revision: resolved commit of a hub checkpoint, None for a folder.
-    config: config.json. quantization: its `quantization_config` section, or None. tensors: headers by name.
+    config: config.json. quantization: the section that says how weights are stored, or None; quantization_source: its file and key.
+    tensors: headers by name.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Checkpoint:
     config: dict[str, Any] = field(repr=False)
     quantization: dict[str, Any] | None = field(repr=False)
     tensors: dict[str, TensorInfo] = field(repr=False)
+    quantization_source: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,27 @@ def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoi
     if not path.is_dir():
         path, commit = _download(str(source), revision)
     config = read_json(path / "config.json")
-    section = config.get("quantization_config")
-    if section is not None and not isinstance(section, dict):
-        raise ConfigError(f"{path / 'config.json'}: quantization_config is {section!r}, not an object")
-    return Checkpoint(str(source), path, commit, config, section or None, read_headers(path))
+    section, found = quantization_section(path, config)
+    return Checkpoint(str(source), path, commit, config, section, read_headers(path), found)
+
+
+def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
+    """What a checkpoint declares about its weights, and where.
+
+    `quantization_config` (or `compression_config`) of config.json; else ModelOpt's hf_quant_config.json, whose `quantization` object becomes the section with
+    quant_method "modelopt". An empty object, or one whose algorithm is null, declares nothing.
+    """
+    for key in ("quantization_config", "compression_config"):
+        section = config.get(key)
+        if section is not None and not isinstance(section, dict):
+            raise ConfigError(f"{folder / 'config.json'}: {key} is {section!r}, not an object")
+        if section:
+            return section, f"config.json: {key}"
+    if (folder / "hf_quant_config.json").is_file():
+        nested = read_json(folder / "hf_quant_config.json").get("quantization")
+        if isinstance(nested, dict) and nested.get("quant_algo"):
+            return {"quant_method": "modelopt", **nested}, "hf_quant_config.json: quantization"
+    return None, ""
 
 
 def _download(repo: str, revision: str | None) -> tuple[Path, str]:

@@ -18,7 +18,8 @@ class Policy:
 
     layer_quantization: whose quantization section the draft's decoder layers are built from.
     edge_quantization: the same for `fc` and `lm_head` ("none": always plain).
-    aux_layers: "draft" reads `eagle_aux_hidden_state_layer_ids`, else the default (2, n // 2, n - 3); "default" never reads it.
+    aux_layers: "draft" reads `eagle_aux_hidden_state_layer_ids` in its family's convention, "config-unshifted" reads it as layer inputs whoever wrote
+        it, "top-level-unshifted" the same but not where it is nested; "default" never reads it. Without ids: (2, n // 2, n - 3).
     embed_tokens: "draft" prefers the draft's own embedding and borrows the verifier's only where it has none; "verifier-if-same-shape" takes
         the verifier's whenever the shapes agree, even over a trained one.
     checks: "strict" compares missing, unexpected, shape and dtype kind before a weight is read; "unexpected" only looks parameters up by name,
@@ -30,7 +31,7 @@ class Policy:
     summary: str
     layer_quantization: Literal["draft", "verifier"]
     edge_quantization: Literal["draft", "none"]
-    aux_layers: Literal["draft", "default"]
+    aux_layers: Literal["draft", "config-unshifted", "top-level-unshifted", "default"]
     embed_tokens: Literal["draft", "verifier-if-same-shape"]
     checks: Literal["strict", "unexpected"]
     evidence: dict[str, str] = field(default_factory=dict, repr=False)

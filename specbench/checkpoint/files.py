@@ -45,7 +45,8 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     """Tensor headers of one safetensors file, checked against its size and one another.
 
     Raises:
-        CheckpointFileError: missing, empty, cut short, or not a safetensors file; tensors that overlap or leave gaps, as safetensors itself refuses.
+        CheckpointFileError: missing, empty, cut short, or not a safetensors file; tensors that overlap or leave gaps, as
+            safetensors itself refuses.
     """
     try:
         size = path.stat().st_size
@@ -67,9 +68,9 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def tensor_infos(path: Path, header: dict[str, Any], base: int, size: int) -> dict[str, TensorInfo]:
-    """The entries of a safetensors header, checked against one another and against the file at `path`: data from byte `base`, `size` bytes in all.
+    """The entries of a safetensors header, checked against one another and against the file at `path`.
 
-    The file need not lie there yet.
+    base: the byte where data begin. size: bytes of the whole file, which need not lie there yet.
 
     Raises:
         CheckpointFileError: an entry that is not one, an unreadable dtype, tensors that overlap, leave gaps or do not end with the file.
@@ -78,7 +79,8 @@ def tensor_infos(path: Path, header: dict[str, Any], base: int, size: int) -> di
     end, before = base, "the header"
     for info in sorted(infos, key=lambda info: (info.begin, info.end)):
         if info.begin != end:
-            raise CheckpointFileError(f"{path}: {info.name!r} begins at byte {info.begin}, but {before} ends at byte {end}; fetch it again")
+            found = f"{info.name!r} begins at byte {info.begin}, but {before} ends at byte {end}"
+            raise CheckpointFileError(f"{path}: {found}; fetch it again")
         end, before = info.end, repr(info.name)
     if end != size:
         found = "the file is cut short" if end > size else "something follows"
@@ -115,7 +117,8 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
         infos = merge(read_header(folder / shard) for shard in sorted(set(weight_map.values())))
         lying = [name for name, shard in weight_map.items() if name not in infos or infos[name].file.name != shard]
         if lying:
-            raise CheckpointFileError(f"{index} says that {weight_map[lying[0]]} holds {lying[0]!r}, but its header does not ({len(lying)} such)")
+            name = lying[0]
+            raise CheckpointFileError(f"{index} says that {weight_map[name]} holds {name!r}, but its header does not ({len(lying)} such)")
         return {name: infos[name] for name in weight_map}
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -149,7 +152,8 @@ def merge(headers: Iterable[dict[str, TensorInfo]]) -> dict[str, TensorInfo]:
         twice = sorted(infos.keys() & header.keys())
         if twice:
             name = twice[0]
-            raise CheckpointFileError(f"{name!r} lies in {infos[name].file} and in {header[name].file} ({len(twice)} such); remove one of the files")
+            files = f"{infos[name].file} and in {header[name].file}"
+            raise CheckpointFileError(f"{name!r} lies in {files} ({len(twice)} such); remove one of the files")
         infos.update(header)
     return dict(sorted(infos.items()))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..checkpoint.rope import Rope
 from ..quant.linear import Linear
 from .cache import LayerCache, Step
 
@@ -27,16 +28,31 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, self.shape, self.weight, self.eps)
 
 
-def rotary_table(head_dim: int, theta: float, length: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+def rotary_table(rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
     """Cosines and signed sines for every position.
 
     Returns [2, length, head_dim]; row 0 is cos, row 1 is sin with its first half negated, so that rotation is
     `x * cos + swap_halves(x) * sin`. Angles are computed in fp64 and rounded once to `dtype`.
     """
-    inverse_frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64, device=device) / head_dim)
-    angles = torch.arange(length, dtype=torch.float64, device=device)[:, None] * inverse_frequency  # [length, d/2]
-    cos, sin = angles.cos(), angles.sin()
-    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))).to(dtype)
+    inverse_frequency, factor = inverse_frequencies(rope, head_dim)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * inverse_frequency  # [length, d / 2]
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1))).to(device, dtype)
+
+
+def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
+    """fp64 [head_dim / 2] and the factor on cos and sin; scalings are transformers' own (modeling_rope_utils)."""
+    if rope.kind == "default":
+        return rope.theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim), 1.0
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=rope.max_positions,
+        rope_parameters={"rope_theta": rope.theta, "rope_type": rope.kind, **dict(rope.parameters)},
+    )  # fmt: skip
+    frequencies, factor = ROPE_INIT_FUNCTIONS[rope.kind](config, "cpu")
+    return frequencies.double(), float(factor)
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
@@ -50,13 +66,21 @@ class Attention(nn.Module):
     """Grouped-query attention with fused q, k, v over a static cache."""
 
     def __init__(
-        self, qkv_proj: Linear, o_proj: Linear, heads: int, kv_heads: int, head_dim: int, norms: tuple[RMSNorm, RMSNorm] | None
+        self,
+        qkv_proj: Linear,
+        o_proj: Linear,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        norms: tuple[RMSNorm, RMSNorm] | None = None,
+        window: int | None = None,
     ) -> None:
         super().__init__()
         self.qkv_proj, self.o_proj = qkv_proj, o_proj
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.q_norm, self.k_norm = norms or (None, None)
         self.scale = head_dim**-0.5
+        self.window = window
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """x: [B, n, width]; returns [B, n, hidden]."""
@@ -72,7 +96,7 @@ class Attention(nn.Module):
         qk = rotate(qk, step.rotary)
         keys, values = cache.update(qk[:, :, heads:], qkv[:, :, heads + kv_heads :], step)
         attended = F.scaled_dot_product_attention(
-            qk[:, :, :heads].transpose(1, 2), keys, values, attn_mask=step.mask, scale=self.scale,
+            qk[:, :, :heads].transpose(1, 2), keys, values, attn_mask=step.mask(self.window), scale=self.scale,
             enable_gqa=heads != kv_heads,
         )  # [B, heads, n, d]
         return self.o_proj(attended.transpose(1, 2).reshape(batch, n, heads * self.head_dim))

@@ -7,27 +7,38 @@ length back, because every query masks keys beyond its own position and the slot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Step:
     """What one forward pass over n new tokens needs to know about place, computed once for all layers.
 
     positions: int64 [B, n], the slot of each new token. rows: int64 [B, 1] cache rows, or None for all rows in order.
     limit: keys in slots [0, limit) are visible at most; a host integer, so that shapes never depend on device data.
-    mask: bool [B, 1, n, limit], or None where every key below `limit` is visible to every query.
+    masked: False promises that every slot below `limit` is visible to every query.
     rotary: [2, B, n, 1, head_dim].
     """
 
     positions: Tensor
     rows: Tensor | None
     limit: int
-    mask: Tensor | None
+    masked: bool
     rotary: Tensor
+    masks: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None) -> Tensor | None:
+        """bool [B, 1, n, limit]: which slots each query sees, all earlier ones or the last `window`; None for everything."""
+        if window is not None and window >= self.limit:
+            window = None
+        if window is None and not self.masked:
+            return None
+        if window not in self.masks:
+            self.masks[window] = visible(self.positions, self.limit, window)
+        return self.masks[window]
 
 
 class LayerCache:
@@ -68,7 +79,10 @@ class Cache:
         return sum(layer.kv.nbytes for layer in self.layers)
 
 
-def visible(positions: Tensor, limit: int) -> Tensor:
-    """Causal visibility over slots: bool [B, 1, n, limit], True where slot <= the query's position."""
+def visible(positions: Tensor, limit: int, window: int | None = None) -> Tensor:
+    """Causal visibility over slots: bool [B, 1, n, limit], True where slot <= the query's position (and > position - window)."""
     slots = torch.arange(limit, device=positions.device)
-    return (slots <= positions[..., None])[:, None]
+    seen = slots <= positions[..., None]
+    if window is not None:
+        seen &= slots > positions[..., None] - window
+    return seen[:, None]

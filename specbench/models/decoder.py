@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..checkpoint.rope import Rope
 from ..errors import ConfigError
 from ..quant.linear import Linear
 from ..quant.scheme import Scheme
 from .blocks import MLP, Attention, RMSNorm, rotary_table
-from .cache import Cache, Step, visible
+from .cache import Cache, Step
 
 SchemeOf = Callable[[str], Scheme | None]
 
@@ -35,7 +36,7 @@ class DecoderConfig:
     vocab_size: int
     max_position_embeddings: int
     rms_norm_eps: float
-    rope_theta: float
+    rope: Rope
     tie_word_embeddings: bool
     qkv_bias: bool = False
     o_bias: bool = False
@@ -111,15 +112,15 @@ class Decoder(nn.Module):
         """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query."""
         if self.rotary is None or self.rotary.shape[1] < limit:
             length = max(limit, self.config.max_position_embeddings)
-            self.rotary = rotary_table(self.config.head_dim, self.config.rope_theta, length, self.dtype, self.device)
-        return Step(positions, rows, limit, visible(positions, limit) if masked else None, self.rotary[:, positions][..., None, :])
+            self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
+        return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])
 
     def forward(self, tokens: Tensor, step: Step, cache: Cache, aux_layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Run `tokens` [B, n] and write their keys and values.
 
         Args:
-            aux_layers: ascending ids; id i is the residual stream that enters layer i, and id n (the layer count) what leaves
-                the last layer, before the final norm.
+            aux_layers: ascending ids; id i is the residual stream that enters layer i, id n (the layer count) what leaves
+                the last layer before the final norm, id n + 1 the same after it.
 
         Returns:
             hidden: [B, n, hidden], after the final norm. aux: [B, n, len(aux_layers) * hidden], or None without ids.
@@ -132,7 +133,10 @@ class Decoder(nn.Module):
             x = layer(x, step, cache, i)
         if len(self.layers) in aux_layers:
             aux.append(x)
-        return self.norm(x), torch.cat(aux, -1) if aux else None
+        hidden = self.norm(x)
+        if len(self.layers) + 1 in aux_layers:
+            aux.append(hidden)
+        return hidden, torch.cat(aux, -1) if aux else None
 
 
 def _one_scheme(schemes: set[Scheme | None], fused: str, shards: tuple[str, ...]) -> Scheme | None:
