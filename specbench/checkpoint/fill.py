@@ -1,7 +1,7 @@
 """Match stored tensors with a module's parameters, and copy them in.
 
-What enters: a module on the meta device or in memory, tensor headers. What leaves: a filled module, or an error that names every disagreement. It
-does not know configs or policies, nor whether the module is a verifier or a draft.
+What enters: a module on the meta device or in memory, tensor headers. What leaves: a filled module, or an error that names every
+disagreement. It does not know configs or policies, nor whether the module is a verifier or a draft.
 """
 
 from __future__ import annotations
@@ -31,6 +31,14 @@ def place(name: str) -> tuple[str, int | None]:
     return name, None
 
 
+def stored_name(parameter: str, shard: int | None) -> str:
+    """The checkpoint's name of what fills `shard` of `parameter`: the inverse of `place`."""
+    parents, _, leaf = parameter.rpartition(".")
+    parent, _, owner = parents.rpartition(".")
+    part = next((part for part, fused in FUSED.items() if fused == (owner, shard)), owner)
+    return ".".join(name for name in (parent, part, leaf) if name)
+
+
 def destination(module: nn.Module, parameter: str, shard: int | None) -> Tensor:
     """The tensor (a view, for a shard) that a checkpoint tensor fills. Raises KeyError where the module has no such parameter."""
     owner_name, _, leaf = parameter.rpartition(".")
@@ -53,21 +61,20 @@ def check(module: nn.Module, tensors: dict[str, TensorInfo], where: str, optiona
         CheckpointError: naming every disagreement, at most five of a kind.
     """
     problems: dict[str, list[str]] = {"unexpected": [], "shape": [], "dtype": []}
+    wanted = {(name, shard) for name, _ in module.named_parameters() for shard in _shards(module, name)}
     filled: set[tuple[str, int | None]] = set()
     for name, info in tensors.items():
         parameter, shard = place(name)
-        try:
-            out = destination(module, parameter, shard)
-        except KeyError:
+        if (parameter, shard) not in wanted:  # also a whole fused tensor beside its parts
             problems["unexpected"].append(f"{name} ({info.dtype} {list(info.shape)})")
             continue
+        out = destination(module, parameter, shard)
         filled.add((parameter, shard))
         if tuple(out.shape) != info.shape:
             problems["shape"].append(f"{name}: stored {list(info.shape)}, expected {list(out.shape)}")
-        if _kind(DTYPES[info.dtype]) != _kind(out.dtype):
+        if not _converts(DTYPES[info.dtype], out.dtype):
             problems["dtype"].append(f"{name}: stored {info.dtype}, expected {str(out.dtype).removeprefix('torch.')}")
-    wanted = {(name, shard) for name, _ in module.named_parameters() for shard in _shards(module, name)}
-    problems["missing"] = sorted(name for name, _ in wanted - filled if name not in optional)
+    problems["missing"] = sorted(stored_name(name, shard) for name, shard in wanted - filled if name not in optional)
     if any(problems.values()):
         lines = [f"  {kind} ({len(names)}): " + "; ".join(names[:5]) for kind, names in problems.items() if names]
         raise CheckpointError(f"{where}: stored tensors and configuration disagree; no weight was read\n" + "\n".join(lines))
@@ -90,8 +97,9 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, TensorInfo]], where: st
         except KeyError:
             raise CheckpointKeyError(parameter, tensor=name, module_parameters=_siblings(module, parameter), source=where) from None
         read_into(info, out)
-        if strict and out.is_floating_point() and not bool(torch.isfinite(out.float() if out.dtype.itemsize == 1 else out).all()):
-            raise CheckpointError(f"{where}: {name} holds values that are not finite; the file is damaged")
+        if strict and not _finite(out):
+            cast = "" if out.dtype == DTYPES[info.dtype] else f", or {info.dtype} values that {str(out.dtype).removeprefix('torch.')} cannot hold"
+            raise CheckpointError(f"{where}: {name} holds values that are not finite (the file is damaged{cast})")
 
 
 def _shards(module: nn.Module, parameter: str) -> list[int | None]:
@@ -105,11 +113,22 @@ def _siblings(module: nn.Module, parameter: str) -> tuple[str, ...]:
     return tuple(name for name, _ in module.named_parameters() if name.startswith(owner + "."))
 
 
-def _kind(dtype: torch.dtype) -> str:
-    """Dtypes that may be converted into one another without losing what they mean."""
-    if dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        return "float"
-    return "index" if dtype in (torch.int32, torch.int64) else str(dtype)
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def _converts(stored: torch.dtype, expected: torch.dtype) -> bool:
+    """Whether numbers keep their meaning: any float as another, an index as one at least as wide, all else only as itself."""
+    if stored in FLOATS:
+        return expected in FLOATS
+    return stored == expected or (stored, expected) == (torch.int32, torch.int64)
+
+
+def _finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite. Extremes instead of `isfinite`, whose temporaries are larger than the tensor."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    low, high = (tensor.float() if tensor.dtype.itemsize == 1 else tensor).aminmax()
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def first_part(module: str) -> str:
