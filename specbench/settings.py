@@ -6,7 +6,7 @@ Whatever the files leave open is decided here and nowhere else, and says so in i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .checkpoint.families import Dialect, Found, look
@@ -65,6 +65,10 @@ def sizes(q: Question) -> list[Setting]:
             raise q.fail(f"config.json lacks {q.dialect.family.config_prefix + name}; nothing stands in for it")
         settings.append(_from_draft(name, found, q.verifier_config.get(name)))
     value = {s.name: s.value for s in settings}
+    reach = settings[-1]
+    if reach.verifier is not None and reach.value < reach.verifier:
+        note = f"min is {reach.value}; past it the draft's rotary table is extended (vLLM since 0.28), and rounds there are counted"
+        settings[-1] = replace(reach, note=note, warning=True)
     heads, hidden = value["num_attention_heads"], value["hidden_size"]
     q_proj, found = _plain(q, "layers.0.self_attn.q_proj"), q.dialect.size("head_dim")
     if found.key:

@@ -18,10 +18,15 @@ from .models.eagle3 import Eagle3
 
 @dataclass(frozen=True, slots=True)
 class Generations:
-    """One `Generation` per prompt, and what they add up to. `text` is empty without a tokenizer."""
+    """One `Generation` per prompt, and what they add up to.
+
+    text: empty without a tokenizer. rounds_past_draft_limit: rounds that began beyond the draft's own max_position_embeddings, where its rotary table
+    was extended.
+    """
 
     items: tuple[Generation, ...]
     text: list[str]
+    rounds_past_draft_limit: int = 0
 
     def __iter__(self) -> Iterator[Generation]:
         return iter(self.items)
@@ -103,7 +108,18 @@ def generate(
         rounds = [a for g in items for a in g.accepted_per_round]
         bar.set_postfix(mean_acceptance_length=f"{1 + sum(rounds) / max(len(rounds), 1):.2f}", refresh=False)
     text = [tokenizer.decode(g.token_ids, skip_special_tokens=True) for g in items] if tokenizer is not None else []
-    return Generations(tuple(items), text)
+    limit = draft.config.max_position_embeddings if draft is not None and num_speculative_tokens else None
+    past = sum(_rounds_past(g, limit) for g in items) if limit is not None else 0
+    return Generations(tuple(items), text, past)
+
+
+def _rounds_past(generation: Generation, limit: int) -> int:
+    """Rounds that began with `limit` or more committed tokens."""
+    committed, count = len(generation.prompt_ids) + 1, 0
+    for accepted in generation.accepted_per_round:
+        count += committed > limit
+        committed += accepted + 1
+    return count
 
 
 def load_tokenizer(verifier: Decoder) -> Any:
