@@ -17,6 +17,7 @@ from .checkpoint.families import look
 from .checkpoint.files import TensorInfo, read_into, read_tensor
 from .checkpoint.fill import check, fill, first_part
 from .checkpoint.rope import read_rope
+from .checkpoint.hub import materialize
 from .errors import CheckpointError, ConfigError
 from .models.decoder import Decoder, DecoderConfig
 from .models.eagle3 import Eagle3, Eagle3Config
@@ -65,6 +66,7 @@ def load_draft(
         tensors.pop("d2t")
     if strict:
         check(model, tensors, where, borrowed | computed)
+    materialize(pair.draft)
     _materialize(model, _device(device), skip={name.rpartition(".")[0] for name in borrowed})
     if computed:
         model.d2t.data.copy_(_computed_map(plan))
@@ -114,6 +116,7 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
 def _verifier_tensor(pair: Pair, name: str) -> TensorInfo:
     for prefix in ("model.", "model.language_model.", "language_model.model."):
         if prefix + name in pair.verifier.tensors:
+            materialize(pair.verifier, [prefix + name])
             return pair.verifier.tensors[prefix + name]
     raise CheckpointError(f"verifier {pair.verifier.name} has no {name} to borrow")
 
@@ -130,7 +133,10 @@ def _computed_map(plan: Plan) -> torch.Tensor:
 
 def _forbid_unknown_ids(model: Eagle3, pair: Pair, plan: Plan) -> None:
     """Padding ids, which the verifier's tokenizer does not have, are never proposed; only looked at where the vocabularies are padded differently."""
-    if not plan.settings["vocab_size"].note or not (pair.verifier.path / "tokenizer.json").is_file():
+    if not plan.settings["vocab_size"].note:
+        return
+    materialize(pair.verifier, [], tokenizer=True)
+    if not (pair.verifier.path / "tokenizer.json").is_file():
         return
     from tokenizers import Tokenizer
 
@@ -164,6 +170,7 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
         warnings.warn(f"{where}: tie_word_embeddings is true, but lm_head is stored; the stored head is used", stacklevel=2)
     tied = config.tie_word_embeddings and not has_head
     check(model, tensors, where, {"lm_head.weight"} if tied else set())
+    materialize(checkpoint, tokenizer=True)
     _materialize(model, _device(device), skip={"lm_head"} if tied else set())
     fill(model, tensors.items(), where, strict=True)
     if tied:

@@ -6,19 +6,22 @@ only reports what the files say.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .checkpoint.files import TensorInfo, read_headers, read_json
-from .errors import ConfigError, DownloadError
+from .checkpoint.hub import open_repository
+from .errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """What one checkpoint's files say.
 
-    name: as given by the user. path: local folder. revision: resolved commit of a hub checkpoint, None for a folder.
+    name: as given by the user. path: local folder; of a hub checkpoint the cache's snapshot, which weight files reach when they are loaded
+    (`checkpoint.hub.materialize`). revision: resolved commit of a hub checkpoint, None for a folder.
     config: config.json. quantization: the section that says how weights are stored, or None; quantization_source: its file and key.
     tensors: headers by name.
     """
@@ -28,7 +31,7 @@ class Checkpoint:
     revision: str | None
     config: dict[str, Any] = field(repr=False)
     quantization: dict[str, Any] | None = field(repr=False)
-    tensors: dict[str, TensorInfo] = field(repr=False)
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
     quantization_source: str = ""
 
 
@@ -64,12 +67,13 @@ def open_pair(verifier: str | Path, draft: str | Path, *, revision: str | None =
 
 def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
     """Read config.json and tensor headers of one checkpoint (see `open_pair`)."""
-    path, commit = Path(source), None
+    path, commit, headers = Path(source), None, None
     if not path.is_dir():
-        path, commit = _download(str(source), revision)
+        path, headers = open_repository(str(source), revision)
+        commit = path.name
     config = read_json(path / "config.json")
     section, found = quantization_section(path, config)
-    return Checkpoint(str(source), path, commit, config, section, read_headers(path), found)
+    return Checkpoint(str(source), path, commit, config, section, read_headers(path) if headers is None else headers, found)
 
 
 def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
@@ -89,20 +93,3 @@ def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str
         if isinstance(nested, dict) and nested.get("quant_algo"):
             return {"quant_method": "modelopt", **nested}, "hf_quant_config.json: quantization"
     return None, ""
-
-
-def _download(repo: str, revision: str | None) -> tuple[Path, str]:
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "*.txt"]
-    try:
-        folder = Path(huggingface_hub.snapshot_download(repo, revision=revision, allow_patterns=patterns))
-    except HFValidationError:
-        raise ConfigError(f"{repo!r} is neither a folder here nor a hub id (organisation/name)") from None
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise DownloadError(
-            f"{repo!r} is not a folder here, and could not be fetched from the hub ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            "check the name, the network and HF_TOKEN, or give a local folder"
-        ) from error
-    return folder, folder.name

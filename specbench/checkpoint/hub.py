@@ -1,0 +1,219 @@
+"""Checkpoints on the hub: small files and tensor headers when one is opened, weight files when they are wanted.
+
+What enters: a hub id and a revision. What leaves: the snapshot folder in the hub's own cache, with the small files in it, and tensor
+headers. The folder's name is the commit that every later request is pinned to. It does not know what configs say or what tensors mean.
+Nothing that it fetches is code.
+
+Requests of an opening: one to resolve the revision and list the files, two for each of up to four small files, and up to two (a redirect
+to storage, then a range of 100 kB) for each weight file that is not in the cache. Beyond `EAGER_FILES` weight files the names come from
+the index, and a file's header only when one of its tensors is asked for.
+"""
+
+from __future__ import annotations
+
+import glob
+import re
+import warnings
+from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import CheckpointFileError, DownloadError
+from .files import INDEX, TensorInfo, merge, read_header, read_index, tensor_infos
+from .hub_errors import explained, failures, reason, timeout, unreachable
+
+if TYPE_CHECKING:
+    from ..pair import Checkpoint
+
+SMALL_FILES = ("config.json", "generation_config.json", "hf_quant_config.json", INDEX)
+TOKENIZER_FILES = (
+    "tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+EAGER_FILES = 12  # 2 requests each, so that a pair stays below 50
+WORKERS = 8  # as many connections as huggingface_hub itself opens
+
+
+class HubTensors(Mapping[str, TensorInfo]):
+    """Tensor headers of a hub checkpoint by name, in the order of names.
+
+    A header is read from the snapshot folder where its file lies there, else by range request, once. Names, `len` and `in` cost nothing;
+    `values` and `items` read all headers side by side.
+    """
+
+    def __init__(self, repo: str, folder: Path, sizes: dict[str, int | None]) -> None:
+        """folder: the snapshot, named by its commit. sizes: bytes by name of the repository's files, None where the hub does not say."""
+        self.repo, self.folder, self.commit = repo, folder, folder.name
+        self._sizes = sizes
+        self._headers: dict[str, dict[str, TensorInfo]] = {}
+        if INDEX in sizes:
+            self._files = read_index(folder / INDEX)
+            if len(set(self._files.values())) <= EAGER_FILES:
+                self._read(self._files.values())
+            return
+        stored = sorted(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
+        if not stored:
+            other = sorted(name for name in sizes if name.endswith((".bin", ".pt", ".pth", ".gguf")))
+            found = f", only {', '.join(other[:3])}" if other else ""
+            raise CheckpointFileError(f"{repo} at {self.commit} holds no *.safetensors file{found}")
+        self._files = {}
+        self._read(stored)
+        self._files = {name: info.file.name for name, info in merge(self._headers.values()).items()}
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self._header(self._files[name])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def values(self) -> ValuesView[TensorInfo]:
+        self._read(self._files.values())
+        return super().values()
+
+    def items(self) -> ItemsView[str, TensorInfo]:
+        self._read(self._files.values())
+        return super().items()
+
+    def download(self, names: Iterable[str] | None, tokenizer: bool) -> None:
+        """See `materialize`."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        files = sorted({self._files[name] for name in (self._files if names is None else names)})
+        missing = [file for file in files if not (self.folder / file).exists()]
+        wanted = [glob.escape(file) for file in missing] + (list(TOKENIZER_FILES) if tokenizer else [])
+        what = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        if wanted:
+            try:
+                with explained(self.repo, self.commit, what or "the tokenizer"):
+                    snapshot_download(self.repo, revision=self.commit, allow_patterns=wanted)
+            except DownloadError as error:
+                if missing or not isinstance(error.__cause__, LocalEntryNotFoundError):
+                    raise
+        for file in files:
+            if not (self.folder / file).exists():
+                raise DownloadError(f"{file} of {self.repo} at {self.commit} did not arrive in {self.folder}; try again")
+            local = read_header(self.folder / file)
+            if self._headers.setdefault(file, local) != local:
+                raise CheckpointFileError(f"{self.folder / file} has another header than the hub sent for it; delete it and try again")
+
+    def _read(self, files: Iterable[str]) -> None:
+        unread = sorted(set(files) - self._headers.keys())
+        if unread:
+            with ThreadPoolExecutor(WORKERS) as pool:
+                list(pool.map(self._header, unread))
+
+    def _header(self, file: str) -> dict[str, TensorInfo]:
+        if file not in self._headers:
+            path = self.folder / file
+            infos = read_header(path) if path.exists() else self._remote_header(file)
+            lying = [name for name, place in self._files.items() if place == file and name not in infos]
+            if lying:
+                raise CheckpointFileError(
+                    f"{INDEX} of {self.repo} says that {file} holds {lying[0]!r}, but its header does not ({len(lying)} such)"
+                )
+            self._headers[file] = infos
+        return self._headers[file]
+
+    def _remote_header(self, file: str) -> dict[str, TensorInfo]:
+        from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.errors import SafetensorsParsingError
+
+        if file not in self._sizes:
+            raise CheckpointFileError(f"{INDEX} of {self.repo} names {file}, which the repository lacks at {self.commit}")
+        try:
+            with explained(self.repo, self.commit, file):
+                parsed = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit, timeout=timeout())
+                size = self._sizes[file]
+                if size is None:
+                    size = get_hf_file_metadata(hf_hub_url(self.repo, file, revision=self.commit), timeout=timeout()).size or 0
+            tensors = parsed.tensors.items()
+            header = {name: {"dtype": t.dtype, "shape": t.shape, "data_offsets": t.data_offsets} for name, t in tensors}
+            data = max((t.data_offsets[1] for _, t in tensors), default=0)
+            # Offsets count from the end of the header, and data fill the rest of the file.
+            return tensor_infos(self.folder / file, header, size - data, size)
+        except (SafetensorsParsingError, AttributeError, TypeError, ValueError, LookupError) as error:
+            if isinstance(error, CheckpointFileError):
+                raise
+            raise CheckpointFileError(f"{file} of {self.repo} at {self.commit} has no readable safetensors header ({error})") from error
+
+
+def open_repository(repo: str, revision: str | None) -> tuple[Path, HubTensors]:
+    """Fetch the small files and tensor headers of a hub repository, no weights.
+
+    Returns:
+        The snapshot folder, named by the commit, and the tensor headers. Where the hub cannot be reached, both from its cache, with a
+        warning unless HF_HUB_OFFLINE asked for it.
+
+    Raises:
+        ConfigError: `repo` is no hub id.
+        CheckpointFileError: no safetensors file, a damaged header, or an index that names a file outside or a tensor that its file lacks.
+        DownloadError: not found, gated, timed out, or neither reachable nor cached.
+    """
+    import huggingface_hub as hub
+
+    with explained(repo, revision, "the list of its files"):
+        try:
+            sizes, commit = _list_files(repo, revision)
+        except failures() as error:
+            if not unreachable(error):
+                raise
+            folder = _cached(repo, revision, error)
+            return folder, HubTensors(repo, folder, {file.name: file.stat().st_size for file in folder.iterdir()})
+    with explained(repo, revision, "config.json"):
+        # Asked for by revision, so that the cache learns which commit it means, for later use without the hub.
+        folder = Path(hub.hf_hub_download(repo, "config.json", revision=revision)).parent
+        if folder.name != commit:  # the branch moved between the two requests
+            sizes, commit = _list_files(repo, folder.name)
+    for name in SMALL_FILES[1:]:
+        if name in sizes:
+            with explained(repo, commit, name):
+                hub.hf_hub_download(repo, name, revision=commit)
+    return folder, HubTensors(repo, folder, sizes)
+
+
+def materialize(checkpoint: Checkpoint, names: Iterable[str] | None = None, *, tokenizer: bool = False) -> None:
+    """See to it that the files behind `checkpoint.tensors` lie in `checkpoint.path`; nothing to do for a local folder.
+
+    Only what the cache lacks is fetched, at the commit that the checkpoint was opened at, and only whole files appear.
+
+    Args:
+        names: tensors that will be read, so that other weight files may stay away; None is all of them.
+        tokenizer: also the tokenizer's files, where the repository has any.
+
+    Raises:
+        DownloadError: a file that cannot be fetched.
+        CheckpointFileError: a file that is not what its header said.
+    """
+    if isinstance(checkpoint.tensors, HubTensors):
+        checkpoint.tensors.download(names, tokenizer)
+
+
+def _list_files(repo: str, revision: str | None) -> tuple[dict[str, int | None], str]:
+    from huggingface_hub import HfApi
+
+    info = HfApi().model_info(repo, revision=revision, files_metadata=True, timeout=timeout())
+    if not re.fullmatch("[0-9a-f]{40}", info.sha or ""):
+        raise DownloadError(f"the hub answered for {repo!r} with commit {info.sha!r}, which is none; check HF_ENDPOINT")
+    return {file.rfilename: file.size for file in info.siblings or ()}, str(info.sha)
+
+
+def _cached(repo: str, revision: str | None, error: Exception) -> Path:
+    """The snapshot folder that the cache holds for `revision`. `error`: why the hub could not be asked."""
+    import huggingface_hub as hub
+    from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    try:
+        folder = Path(hub.hf_hub_download(repo, "config.json", revision=revision, local_files_only=True)).parent
+    except LocalEntryNotFoundError:
+        raise error from None
+    if not isinstance(error, OfflineModeIsEnabled):
+        warnings.warn(f"the hub cannot be reached ({reason(error)}); {repo} is opened from the cache, at {folder.name}", stacklevel=4)
+    return folder
