@@ -31,7 +31,10 @@ HEADER_LIMIT = 100_000_000  # bytes; safetensors' own bound
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One stored tensor: name, safetensors dtype string, shape, and the bytes [begin, end) of `file` that hold it."""
+    """One stored tensor: name, safetensors dtype string, shape, and the bytes [begin, end) of `file` that hold it.
+
+    pickled: `file` is a pickle, which has no byte ranges: begin is 0 and end the size, and bytes come through `load_formats`.
+    """
 
     name: str
     dtype: str
@@ -39,6 +42,7 @@ class TensorInfo:
     file: Path
     begin: int
     end: int
+    pickled: bool = False
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -176,6 +180,8 @@ def read_into(info: TensorInfo, out: Tensor) -> None:
     """
     if tuple(out.shape) != info.shape:
         raise CheckpointError(f"{info.name} in {info.file.name} is {list(info.shape)}; its place is {list(out.shape)}")
+    if info.pickled:
+        raise CheckpointError(f"{info.name} lies in the pickle {info.file.name}, which has no byte ranges; read it through load_formats")
     if out.device.type != "cpu" or out.dtype != DTYPES[info.dtype] or not out.is_contiguous():
         out.copy_(read_tensor(info))
         return

@@ -1,7 +1,7 @@
 """How the weights of one model are to be found and read: vLLM's `LoadConfig`, checked.
 
-What enters: vLLM's dict (`load_config`, or `draft_load_config` inside `speculative_config`). What leaves: a `LoadConfig`. It does not know which
-model it is for, nor how a format is read.
+What enters: vLLM's dict (`load_config`, or `draft_load_config` inside `speculative_config`). What leaves: a `LoadConfig`. It does not know
+which model it is for, nor how a format is read.
 
 Fields, defaults and the list of formats: vLLM 0.32.0, vllm/config/load.py and vllm/model_executor/model_loader/.
 """
@@ -20,7 +20,8 @@ from ..errors import ConfigError
 FORMATS = ("auto", "hf", "safetensors", "pt", "npcache", "dummy", "fastsafetensors", "runai_streamer")
 # Known to vLLM; named in the refusal, so that a config that was written for it is understood.
 OTHER_FORMATS = (
-    "bitsandbytes", "gguf", "instanttensor", "ipc_cache", "mistral", "modelexpress", "runai_streamer_sharded", "sharded_state", "tensorizer",
+    "bitsandbytes", "gguf", "instanttensor", "ipc_cache", "mistral", "modelexpress", "runai_streamer_sharded", "sharded_state",
+    "tensorizer",
 )  # fmt: skip
 STRATEGIES = (None, "lazy", "eager", "prefetch")
 EXTRA_KEYS = ("enable_multithread_load", "num_threads")
