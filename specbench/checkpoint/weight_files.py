@@ -12,6 +12,7 @@ and weight_utils.py (`filter_files_not_needed_for_inference`, `filter_duplicate_
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,40 +69,44 @@ class WeightFiles:
         return "; ".join(notes)
 
 
-def weight_files(folder: Path, load_format: str) -> WeightFiles:
+def weight_files(folder: Path, load_format: str, names: Iterable[str] | None = None) -> WeightFiles:
     """Choose the weight files of `folder`.
+
+    Args:
+        names: the files to choose from, where not all of them lie in `folder` yet; None is what lies there.
 
     Raises:
         CheckpointFileError: none for this format (the message names what is there), or a file that an index names is missing.
     """
-    there = {kind: _files(folder, kind) for kind in KINDS["auto"]}
+    here = {file.name for file in folder.iterdir() if file.is_file()} if names is None else set(names)
+    there = {kind: _files(folder, kind, here) for kind in KINDS["auto"]}
     for kind in KINDS[load_format]:
         if not there[kind]:
             continue
-        files = _chosen(folder, kind, there[kind])
+        files = _chosen(folder, kind, there[kind], here)
         rest = [file for found in there.values() for file in found if file not in files]
         return WeightFiles(folder, kind, tuple(files), tuple(rest))
     every = tuple(file for found in there.values() for file in found)
     if load_format == "dummy":
         return WeightFiles(folder, "", (), every)
     wanted = ", ".join(f"*{kind}" for kind in KINDS[load_format])
-    found = ", ".join(file.name for file in every) or ", ".join(sorted(file.name for file in folder.iterdir())[:10]) or "nothing"
+    found = ", ".join(file.name for file in every) or ", ".join(sorted(here)[:10]) or "nothing"
     raise CheckpointFileError(
         f"Cannot find any model weights with `{folder}`: load_format {load_format!r} reads {wanted}; there: {found}"
         + ("; load_format 'auto' reads what is there" if every else "")
     )
 
 
-def _files(folder: Path, kind: str) -> list[Path]:
-    names = [file for file in folder.glob(f"*{kind}") if file.name not in NOT_WEIGHTS and not file.name.startswith(".") and file.is_file()]
-    return sorted(names, key=lambda file: [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)])
+def _files(folder: Path, kind: str, here: set[str]) -> list[Path]:
+    names = [name for name in here if name.endswith(kind) and name not in NOT_WEIGHTS and not name.startswith(".") and "/" not in name]
+    return [folder / name for name in sorted(names, key=lambda name: [int(s) if s.isdigit() else s for s in re.split(r"(\d+)", name)])]
 
 
-def _chosen(folder: Path, kind: str, there: list[Path]) -> list[Path]:
+def _chosen(folder: Path, kind: str, there: list[Path], here: set[str]) -> list[Path]:
     index = folder / INDEXES.get(kind, "")
     if kind in INDEXES and index.is_file():
         named = sorted(set(read_index(index).values()))
-        missing = [name for name in named if not (folder / name).is_file()]
+        missing = [name for name in named if name not in here]
         if missing:
             raise CheckpointFileError(
                 f"{folder / missing[0]} is missing, but {index.name} names it ({len(missing)} of {len(named)} files missing); "
