@@ -46,6 +46,10 @@ class PackedInt4Cpu:
     def __init__(self, levels: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype) -> None:
         self.out_features, self.in_features = levels.shape
         self.group_size = self.in_features // scales.shape[1]
+        layout = cpu_int4_layout()
+        if layout is None:
+            raise RuntimeError("torch's int4 operator for CPU is missing here, or its layout is unknown")
+        self.block, self.order = layout
         unsigned = levels.to(torch.int32) + 8
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unsigned, 1)
         self.scales_and_zeros = scales_and_zeros(scales, zero_points, dtype)
@@ -59,10 +63,9 @@ class PackedInt4Cpu:
 
     def expand(self) -> Tensor:
         """Weights [out, in] in the activations' dtype, read back from the packed bytes."""
-        block, order = cpu_int4_layout()
-        blocks = self.packed.view(self.out_features // block, self.in_features, block // 2)
+        blocks = self.packed.view(self.out_features // self.block, self.in_features, self.block // 2)
         nibbles = torch.cat((blocks & 15, blocks >> 4), -1)  # [blocks, in, block]
-        levels = nibbles[..., order].transpose(1, 2).reshape(self.out_features, -1, self.group_size)
+        levels = nibbles[..., self.order].transpose(1, 2).reshape(self.out_features, -1, self.group_size)
         scale, zero = self.scales_and_zeros.permute(2, 1, 0)[..., None]  # [out, groups, 1]
         weight = (levels.to(scale.dtype) - 8) * scale
         return (weight + zero).view(self.out_features, self.in_features)

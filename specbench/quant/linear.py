@@ -27,6 +27,9 @@ class Linear(nn.Module):
         bias: whether the layer adds one.
     """
 
+    weight: Tensor
+    bias: Tensor | None
+
     def __init__(
         self, name: str, in_features: int, out_features: tuple[int, ...], scheme: Scheme | None, dtype: torch.dtype, bias: bool = False
     ) -> None:
