@@ -4,9 +4,9 @@ What enters: a hub id and a revision. What leaves: the snapshot folder in the hu
 headers. The folder's name is the commit that every later request is pinned to. It does not know what configs say or what tensors mean.
 Nothing that it fetches is code.
 
-Requests of an opening: one to resolve the revision and list the files, two for each of up to four small files, and up to two (a redirect
-to storage, then a range of 100 kB) for each weight file that is not in the cache. Beyond `EAGER_FILES` weight files the names come from
-the index, and a file's header only when one of its tensors is asked for.
+Requests of an opening: one to resolve the revision and list the files, two for each of at most five small files, and at most two (a
+redirect to storage, then a range of 100 kB) for each safetensors file that is not in the cache. Beyond `EAGER_FILES` of them the names
+come from the index, and a file's header only when one of its tensors is asked for. Pickle files have no header: they are fetched whole.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ import re
 import warnings
 from collections.abc import ItemsView, Iterable, Iterator, Mapping, ValuesView
 from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointFileError, DownloadError
 from .files import INDEX, TensorInfo, merge, read_header, read_index, tensor_infos
 from .hub_errors import explained, failures, reason, timeout, unreachable
+from .load_config import LoadConfig
+from .pickles import pickled_headers
+from .weight_files import INDEXES, WeightFiles, weight_files
 
 if TYPE_CHECKING:
     from ..pair import Checkpoint
 
-SMALL_FILES = ("config.json", "generation_config.json", "hf_quant_config.json", INDEX)
+SMALL_FILES = ("config.json", "generation_config.json", "hf_quant_config.json", *INDEXES.values())
 TOKENIZER_FILES = (
     "tokenizer*.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "chat_template.jinja", "chat_template.json",
@@ -42,24 +46,25 @@ class HubTensors(Mapping[str, TensorInfo]):
     `values` and `items` read all headers side by side.
     """
 
-    def __init__(self, repo: str, folder: Path, sizes: dict[str, int | None]) -> None:
-        """folder: the snapshot, named by its commit. sizes: bytes by name of the repository's files, None where the hub does not say."""
-        self.repo, self.folder, self.commit = repo, folder, folder.name
-        self._sizes = sizes
+    def __init__(self, repo: str, weights: WeightFiles, sizes: dict[str, int | None], cache_dir: str | None) -> None:
+        """weights: the chosen files. sizes: bytes by name of all files that the repository holds, None where the hub does not say."""
+        self.repo, self.folder, self.commit = repo, weights.folder, weights.folder.name
+        self._sizes, self._cache_dir, self._pickled = sizes, cache_dir, weights.pickled
         self._headers: dict[str, dict[str, TensorInfo]] = {}
-        if INDEX in sizes:
-            self._files = read_index(folder / INDEX)
-            if len(set(self._files.values())) <= EAGER_FILES:
-                self._read(self._files.values())
-            return
-        stored = sorted(name for name in sizes if name.endswith(".safetensors") and "/" not in name)
-        if not stored:
-            other = sorted(name for name in sizes if name.endswith((".bin", ".pt", ".pth", ".gguf")))
-            found = f", only {', '.join(other[:3])}" if other else ""
-            raise CheckpointFileError(f"{repo} at {self.commit} holds no *.safetensors file{found}")
-        self._files = {}
-        self._read(stored)
-        self._files = {name: info.file.name for name, info in merge(self._headers.values()).items()}
+        self._files: dict[str, str] = {}  # tensor -> file
+        names = [file.name for file in weights.files]
+        if weights.pickled:
+            self._fetch(names)
+            self._files = {name: info.file.name for name, info in pickled_headers(weights).items()}
+            for name, info in pickled_headers(weights).items():
+                self._headers.setdefault(info.file.name, {})[name] = info
+        elif weights.kind and (self.folder / INDEX).is_file():
+            self._files = read_index(self.folder / INDEX)
+            if len(names) <= EAGER_FILES:
+                self._read(names)
+        else:
+            self._read(names)
+            self._files = {name: info.file.name for name, info in merge(self._headers[file] for file in names).items()}
 
     def __getitem__(self, name: str) -> TensorInfo:
         return self._header(self._files[name])[name]
@@ -83,26 +88,32 @@ class HubTensors(Mapping[str, TensorInfo]):
 
     def download(self, names: Iterable[str] | None, tokenizer: bool) -> None:
         """See `materialize`."""
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import LocalEntryNotFoundError
-
         files = sorted({self._files[name] for name in (self._files if names is None else names)})
-        missing = [file for file in files if not (self.folder / file).exists()]
-        wanted = [glob.escape(file) for file in missing] + (list(TOKENIZER_FILES) if tokenizer else [])
-        what = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-        if wanted:
-            try:
-                with explained(self.repo, self.commit, what or "the tokenizer"):
-                    snapshot_download(self.repo, revision=self.commit, allow_patterns=wanted)
-            except DownloadError as error:
-                if missing or not isinstance(error.__cause__, LocalEntryNotFoundError):
-                    raise
-        for file in files:
-            if not (self.folder / file).exists():
-                raise DownloadError(f"{file} of {self.repo} at {self.commit} did not arrive in {self.folder}; try again")
+        self._fetch(files, TOKENIZER_FILES if tokenizer else ())
+        for file in files if not self._pickled else ():
             local = read_header(self.folder / file)
             if self._headers.setdefault(file, local) != local:
                 raise CheckpointFileError(f"{self.folder / file} has another header than the hub sent for it; delete it and try again")
+
+    def _fetch(self, files: Iterable[str], patterns: Iterable[str] = ()) -> None:
+        """Fetch those of `files` that the folder lacks, and what there is of `patterns`, which may stay away when the hub does not answer."""
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError
+
+        missing = [file for file in files if not (self.folder / file).exists()]
+        wanted = [*map(glob.escape, missing), *patterns]
+        if not wanted:
+            return
+        what = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        try:
+            with explained(self.repo, self.commit, what or "the tokenizer"):
+                snapshot_download(self.repo, revision=self.commit, allow_patterns=wanted, cache_dir=self._cache_dir)
+        except DownloadError as error:
+            if missing or not isinstance(error.__cause__, LocalEntryNotFoundError):
+                raise
+        lost = [file for file in missing if not (self.folder / file).exists()]
+        if lost:
+            raise DownloadError(f"{lost[0]} of {self.repo} at {self.commit} did not arrive in {self.folder}; try again")
 
     def _read(self, files: Iterable[str]) -> None:
         unread = sorted(set(files) - self._headers.keys())
@@ -126,8 +137,6 @@ class HubTensors(Mapping[str, TensorInfo]):
         from huggingface_hub import HfApi, get_hf_file_metadata, hf_hub_url
         from huggingface_hub.errors import SafetensorsParsingError
 
-        if file not in self._sizes:
-            raise CheckpointFileError(f"{INDEX} of {self.repo} names {file}, which the repository lacks at {self.commit}")
         try:
             with explained(self.repo, self.commit, file):
                 parsed = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit, timeout=timeout())
@@ -140,13 +149,14 @@ class HubTensors(Mapping[str, TensorInfo]):
             # Offsets count from the end of the header, and data fill the rest of the file.
             return tensor_infos(self.folder / file, header, size - data, size)
         except (SafetensorsParsingError, AttributeError, TypeError, ValueError, LookupError) as error:
-            if isinstance(error, CheckpointFileError):
-                raise
             raise CheckpointFileError(f"{file} of {self.repo} at {self.commit} has no readable safetensors header ({error})") from error
 
 
-def open_repository(repo: str, revision: str | None) -> tuple[Path, HubTensors]:
-    """Fetch the small files and tensor headers of a hub repository, no weights.
+def open_repository(repo: str, revision: str | None, load_config: LoadConfig | None = None) -> tuple[Path, HubTensors]:
+    """Fetch the small files and tensor headers of a hub repository, and no weights unless they are pickled.
+
+    Args:
+        load_config: which files count as weights (load_format, ignore_patterns), and the cache (download_dir; None is huggingface_hub's).
 
     Returns:
         The snapshot folder, named by the commit, and the tensor headers. Where the hub cannot be reached, both from its cache, with a
@@ -154,29 +164,31 @@ def open_repository(repo: str, revision: str | None) -> tuple[Path, HubTensors]:
 
     Raises:
         ConfigError: `repo` is no hub id.
-        CheckpointFileError: no safetensors file, a damaged header, or an index that names a file outside or a tensor that its file lacks.
+        CheckpointFileError: no weights, a damaged header, or an index that names a file outside or a tensor that its file lacks.
         DownloadError: not found, gated, timed out, or neither reachable nor cached.
     """
     import huggingface_hub as hub
 
+    config = load_config or LoadConfig()
+    cache_dir = config.download_dir
     with explained(repo, revision, "the list of its files"):
         try:
             sizes, commit = _list_files(repo, revision)
         except failures() as error:
             if not unreachable(error):
                 raise
-            folder = _cached(repo, revision, error)
-            return folder, HubTensors(repo, folder, {file.name: file.stat().st_size for file in folder.iterdir()})
+            return _open_cached(repo, revision, config, error)
     with explained(repo, revision, "config.json"):
         # Asked for by revision, so that the cache learns which commit it means, for later use without the hub.
-        folder = Path(hub.hf_hub_download(repo, "config.json", revision=revision)).parent
+        folder = Path(hub.hf_hub_download(repo, "config.json", revision=revision, cache_dir=cache_dir)).parent
         if folder.name != commit:  # the branch moved between the two requests
             sizes, commit = _list_files(repo, folder.name)
     for name in SMALL_FILES[1:]:
         if name in sizes:
             with explained(repo, commit, name):
-                hub.hf_hub_download(repo, name, revision=commit)
-    return folder, HubTensors(repo, folder, sizes)
+                hub.hf_hub_download(repo, name, revision=commit, cache_dir=cache_dir)
+    names = [name for name in sizes if not any(fnmatch(name, pattern) for pattern in config.ignore_patterns)]
+    return folder, HubTensors(repo, weight_files(folder, config.load_format, names), sizes, cache_dir)
 
 
 def materialize(checkpoint: Checkpoint, names: Iterable[str] | None = None, *, tokenizer: bool = False) -> None:
@@ -196,6 +208,13 @@ def materialize(checkpoint: Checkpoint, names: Iterable[str] | None = None, *, t
         checkpoint.tensors.download(names, tokenizer)
 
 
+def same_cache(folder: Path, load_config: LoadConfig) -> bool:
+    """Whether snapshot `folder` lies in the cache that `load_config` names."""
+    from huggingface_hub import constants
+
+    return Path(load_config.download_dir or constants.HF_HUB_CACHE).expanduser().resolve() in folder.resolve().parents
+
+
 def _list_files(repo: str, revision: str | None) -> tuple[dict[str, int | None], str]:
     from huggingface_hub import HfApi
 
@@ -205,15 +224,23 @@ def _list_files(repo: str, revision: str | None) -> tuple[dict[str, int | None],
     return {file.rfilename: file.size for file in info.siblings or ()}, str(info.sha)
 
 
-def _cached(repo: str, revision: str | None, error: Exception) -> Path:
-    """The snapshot folder that the cache holds for `revision`. `error`: why the hub could not be asked."""
+def _open_cached(repo: str, revision: str | None, config: LoadConfig, error: Exception) -> tuple[Path, HubTensors]:
+    """`open_repository` from the cache alone. `error`: why the hub could not be asked."""
     import huggingface_hub as hub
     from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
-        folder = Path(hub.hf_hub_download(repo, "config.json", revision=revision, local_files_only=True)).parent
+        path = hub.hf_hub_download(repo, "config.json", revision=revision, cache_dir=config.download_dir, local_files_only=True)
     except LocalEntryNotFoundError:
         raise error from None
+    folder = Path(path).parent
     if not isinstance(error, OfflineModeIsEnabled):
-        warnings.warn(f"the hub cannot be reached ({reason(error)}); {repo} is opened from the cache, at {folder.name}", stacklevel=4)
-    return folder
+        warnings.warn(f"the hub cannot be reached ({reason(error)}); {repo} is opened from the cache, at {folder.name}", stacklevel=5)
+    sizes: dict[str, int | None] = {file.name: file.stat().st_size for file in folder.iterdir() if file.is_file()}
+    if INDEX in sizes:  # what it names may have to be asked for, which then says why it cannot be had
+        sizes = dict.fromkeys(read_index(folder / INDEX).values()) | sizes
+    try:
+        weights = weight_files(folder, config.load_format, sizes)
+    except CheckpointFileError:
+        raise error from None
+    return folder, HubTensors(repo, weights, sizes, config.download_dir)
