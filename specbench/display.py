@@ -1,6 +1,6 @@
 """What notebooks show besides curves: text with its accepted draft tokens coloured, and which pairs load under which policy.
 
-What enters: generations and outcomes. What leaves: HTML and matplotlib Axes. It does not decode, load or write files.
+What enters: generations and outcomes. What leaves: HTML and matplotlib Axes. It neither decodes nor loads.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bench.atomic import write_bytes
 from .errors import ConfigError
 from .plot_style import DARK, GREEN, STYLE, VERMILION
 
@@ -32,6 +34,10 @@ class Html:
 
     def _repr_html_(self) -> str:
         return self.source
+
+    def save(self, path: Path) -> None:
+        """Write it as a page of its own."""
+        write_bytes(path, f'<!DOCTYPE html><meta charset="utf-8">{self.source}\n'.encode())
 
 
 @dataclass(frozen=True, slots=True)

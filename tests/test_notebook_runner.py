@@ -229,6 +229,7 @@ def test_report_shows_findings_without_code_and_opens_offline(tmp_path: Path) ->
     done = run(notebook, tmp_path / "run", name="<script>alert(1)</script>")
     report = done.report.read_text(encoding="utf-8")
     assert "a finding" in report and "data:image/png;base64" in report and "&lt;script&gt;alert(1)" in report
+    assert 'alt="figure: n"' in report
     assert "plt.plot" not in report and "a-progress-bar" not in report and "<script>alert(1)" not in report
     assert not re.search(r"""<(script|link|img)[^>]+(src|href)=["']?https?:""", report)
     streams = [output for cell in source_of(done.output) for output in cell.get("outputs", []) if output.get("name") == "stderr"]

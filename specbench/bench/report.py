@@ -19,6 +19,11 @@ TEMPLATE = """
 {%- block html_head_js_mathjax -%}{%- endblock -%}
 {%- block html_head_js_mermaidjs -%}{%- endblock -%}
 {%- block jupyter_widgets -%}{%- endblock -%}
+{%- block data_png scoped -%}
+<div class="jp-RenderedImage jp-OutputArea-output">
+<img src="data:image/png;base64,{{ output.data['image/png'] }}" alt="{{ output.metadata['alt'] | escape_html }}">
+</div>
+{%- endblock -%}
 """
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
@@ -29,9 +34,14 @@ def write_report(executed: Path, report: Path, parameters: Mapping[str, Any]) ->
     from nbconvert import HTMLExporter
 
     notebook = nbformat.read(executed, as_version=4)
+    heading = executed.stem
     for cell in notebook.cells:
-        if cell.cell_type == "code":
+        if cell.cell_type == "markdown" and cell.source.startswith("#"):
+            heading = cell.source.splitlines()[0].lstrip("# ")
+        elif cell.cell_type == "code":
             cell.outputs = [output for output in cell.outputs if not is_progress(output)]
+            for output in cell.outputs:
+                output.get("metadata", {})["alt"] = f"figure: {heading}"
     first = next((i for i, cell in enumerate(notebook.cells) if cell.cell_type == "markdown" and cell.source.startswith("#")), -1)
     notebook.cells.insert(first + 1, nbformat.v4.new_markdown_cell(parameter_table(parameters)))
     exporter = HTMLExporter(raw_template=TEMPLATE, exclude_input=True, exclude_input_prompt=True, exclude_output_prompt=True)
