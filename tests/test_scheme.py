@@ -8,7 +8,7 @@ from tiny import w4a16_section
 from torch import nn
 
 from specbench.errors import ConfigError
-from specbench.quant.scheme import Scheme, parse_quantization
+from specbench.quant.scheme import Activations, Scheme, parse_quantization
 
 MODULES = tuple(
     f"model.layers.{i}.{name}" for i in (0, 1, 10) for name in ("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
@@ -53,8 +53,8 @@ def test_no_section_is_no_quantization():
 @pytest.mark.parametrize("group_size", [32, 64, 128])
 def test_the_scheme_says_bits_groups_and_symmetry(symmetric, group_size):
     parsed = parse_quantization(section_with({"symmetric": symmetric, "group_size": group_size}), "x")
-    assert parsed.for_module("model.layers.0.mlp.down_proj") == Scheme("pack-quantized", 4, group_size, symmetric)
-    assert str(parsed.scheme) == f"W4A16 pack-quantized g{group_size} {'sym' if symmetric else 'asym'}"
+    assert parsed.for_module("model.layers.0.mlp.down_proj") == Scheme("pack-quantized", 4, "group", group_size, symmetric=symmetric)
+    assert str(parsed.for_module("lm_head") or parsed.rules[0].scheme) == f"W4A16 pack-quantized g{group_size}{'' if symmetric else ' asym'}"
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,25 @@ def test_lm_head_is_a_linear_module_unless_ignored():
 @pytest.mark.parametrize(
     ("section", "named"),
     [
-        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "'awq'"),
-        ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "'fp8'"),
-        ({"bits": 4}, "None"),
-        (w4a16_section(format="float-quantized"), "'float-quantized'"),
-        (w4a16_section(format="int-quantized"), "'int-quantized'"),
-        (w4a16_section(format="nvfp4-pack-quantized"), "'nvfp4-pack-quantized'"),
+        ({"quant_method": "hqq", "bits": 4}, "'hqq'"),
+        ({"bits": 4}, "quant_method is ''"),
+        ({"quant_method": "awq", "bits": 3, "group_size": 128}, "bits 3"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "version": "exllama"}, "'exllama'"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 0}, "group_size is 0"),
+        ({"quant_method": "gptq", "bits": 3, "group_size": 128}, "bits 3"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128, "checkpoint_format": "marlin"}, "'marlin'"),
+        ({"quant_method": "fp8", "activation_scheme": "sometimes"}, "'sometimes'"),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'W4A8_AWQ'"),
+        (w4a16_section(format="marlin-24"), "'marlin-24'"),
         (w4a16_section(format="no-such-format"), "no-such-format"),
+        (w4a16_section(sparsity_config={"format": "sparse-bitmask"}), "'sparse-bitmask'"),
         (w4a16_section(config_groups={}), "0 config groups"),
         (w4a16_section(config_groups=None), "config_groups"),
-        (section_with({"num_bits": 8}), "num_bits=8"),
-        (section_with({"type": "float"}), "type='float'"),
-        (section_with({"actorder": "group"}), "actorder"),
-        (section_with({"strategy": "channel", "group_size": None}), "strategy='channel'"),
-        (section_with({"strategy": "channel", "group_size": -1}), "channel"),
+        (section_with({"type": "float"}), "type"),
+        (section_with({"num_bits": 5}), "num_bits"),
         (section_with({"group_size": 0}), "group_size"),
-        (section_with({"group_size": "many"}), "compressed-tensors cannot read it"),
-        (section_with(input_activations={"num_bits": 8, "type": "int", "dynamic": True, "strategy": "token"}), "input_activations"),
+        (section_with({"group_size": "many"}), "group_size"),
         (section_with(output_activations={"num_bits": 8, "type": "int", "strategy": "tensor"}), "output_activations"),
-        (w4a16_section(kv_cache_scheme={"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}), "kv_cache_scheme"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -141,11 +140,61 @@ def test_what_has_no_reader_is_refused_by_name(section, named):
     assert named in str(refused.value)
 
 
-def test_two_groups_are_refused_and_named():
+def test_two_groups_each_with_its_scheme():
     section = w4a16_section()
-    section["config_groups"]["group_1"] = section["config_groups"]["group_0"] | {"targets": ["re:.*mlp.*"]}
-    with pytest.raises(ConfigError, match=r"2 config groups \(\['group_0', 'group_1'\]\)"):
-        parse_quantization(section, "x")
+    section["config_groups"]["group_1"] = {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}}
+    section["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
+    parsed = parse_quantization(section, "x")
+    assert parsed.for_module("model.layers.0.mlp.down_proj") == Scheme("pack-quantized", 8, "channel")
+    assert parsed.for_module("model.layers.0.self_attn.q_proj") == Scheme("pack-quantized", 4, "group", 32)
+
+
+SCHEMES = {
+    "W8A8 dynamic": (
+        {"format": "int-quantized", "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "inputs": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}},
+        Scheme("int-quantized", 8, "channel", activations=Activations("int8", True, True)),
+    ),
+    "FP8 static": (
+        {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}, "inputs": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}},
+        Scheme("float-quantized", 8, "tensor", activations=Activations("fp8", False, False)),
+    ),
+    "FP8 block": (
+        {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}, "inputs": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True}},
+        Scheme("float-quantized", 8, "block", block=(128, 128), activations=Activations("fp8", True, False, group_size=128)),
+    ),
+    "NVFP4A16": (
+        {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, "inputs": None},
+        Scheme("nvfp4-pack-quantized", 4, "group", 16),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_schemes_of_compressed_tensors(name):
+    spec, expected = SCHEMES[name]
+    group = {"targets": ["Linear"], "weights": spec["weights"] | {"symmetric": True}, "input_activations": spec["inputs"]}
+    section = w4a16_section(format=spec["format"], config_groups={"group_0": group})
+    assert parse_quantization(section, "x").for_module("model.layers.0.mlp.down_proj") == expected
+
+
+def test_other_methods_leave_the_head_plain():
+    for section in (
+        {"quant_method": "awq", "bits": 4, "group_size": 32},
+        {"quant_method": "gptq", "bits": 4, "group_size": 32},
+        {"quant_method": "fp8", "activation_scheme": "dynamic"},
+        {"quant_method": "fbgemm_fp8"},
+    ):
+        parsed = parse_quantization(section, "x")
+        assert parsed.for_module("lm_head") is None and parsed.for_module("model.layers.0.mlp.down_proj") is not None
+
+
+def test_modelopt_patterns_and_mixed_precision():
+    section = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.1*"]}
+    parsed = parse_quantization(section, "x")
+    assert {n for n in MODULES if parsed.for_module(n) is None} == {n for n in MODULES if ".1." in n or ".10." in n or n == "lm_head"}
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {MODULES[0]: {"quant_algo": "FP8"}, MODULES[1]: {"quant_algo": "NVFP4", "group_size": 16}}}
+    parsed = parse_quantization(mixed, "x")
+    assert [str(parsed.for_module(n)) for n in MODULES[:3]] == ["W8A8 modelopt-fp8 tensor", "W4A4 modelopt-nvfp4 g16", "None"]
 
 
 def test_parsing_leaves_the_section_as_it_was():

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .formats import layout, unpack_levels
-from .kernels import Kernel, select_kernel
+from .formats import expand, layout
+from .kernels import Inputs, Kernel, fp8_kernel, select_kernel
 from .scheme import Scheme
 
 
@@ -57,15 +57,51 @@ class Linear(nn.Module):
         return parameter.narrow(dim, start, self.out_features[index] // rows_per_unit)
 
     @torch.no_grad()
-    def finish(self, packed: bool = True) -> None:
-        """Replace the stored tensors of a quantized layer by what its kernel multiplies."""
+    def finish(self, packed: bool = True, strict: bool = True) -> None:
+        """Replace the stored tensors of a quantized layer by what its kernel multiplies.
+
+        Args:
+            packed: keep weights narrow in memory where a kernel multiplies them so; False expands them.
+            strict: refuse scales that are not finite and positive; an engine's policy multiplies whatever is there.
+
+        Raises:
+            CheckpointError: unusable scales, or an index of groups out of range.
+        """
         if self.scheme is None:
             return
-        stored = {leaf: getattr(self, leaf).data for leaf in self.slots}
-        levels, scales, zero_points = unpack_levels(self.scheme, stored, sum(self.out_features), self.in_features, self.name)
-        self.kernel = select_kernel(levels, scales, zero_points, self.dtype, packed)
+        shards = [self._stored(i) for i in range(len(self.out_features))]
+        expanded = [
+            expand(self.scheme, stored, self.in_features, n, self.name, strict) for stored, n in zip(shards, self.out_features, strict=True)
+        ]
+        inputs = self._inputs(shards)
+        self.kernel = self._fp8_kernel(shards, inputs) if packed else None
+        if self.kernel is None:
+            self.kernel = select_kernel(expanded, self.scheme, inputs, self.dtype, packed)
         for leaf in self.slots:
             self.register_parameter(leaf, None)
+
+    def _stored(self, index: int) -> dict[str, Tensor]:
+        return {leaf: self.shard(leaf, index).data for leaf in self.slots if getattr(self, leaf) is not None}
+
+    def _inputs(self, shards: list[dict[str, Tensor]]) -> Inputs | None:
+        """Static scales of fused shards are of one input; the largest serves all, as vLLM does."""
+        if self.scheme is None or self.scheme.activations is None:
+            return None
+        scales = [s["input_scale"].float().reshape(-1) for s in shards if "input_scale" in s]
+        global_scales = [s["input_global_scale"].float().reshape(-1) for s in shards if "input_global_scale" in s]
+        if self.scheme.format == "modelopt-nvfp4":  # stored as a divisor: amax / (6 * 448)
+            global_scales, scales = [1.0 / torch.cat(scales).max().reshape(1)], []
+        zero_points = [s["input_zero_point"] for s in shards if "input_zero_point" in s]
+        scale = torch.cat(scales).max().reshape(1) if scales else torch.cat(global_scales).min().reshape(1) if global_scales else None
+        return Inputs(self.scheme.activations, scale, zero_points[0] if zero_points else None)
+
+    def _fp8_kernel(self, shards: list[dict[str, Tensor]], inputs: Inputs | None) -> Kernel | None:
+        weight = getattr(self, "weight", None)
+        if inputs is None or inputs.how.kind != "fp8" or weight is None or "weight_scale" not in self.slots or self.scheme is None:
+            return None
+        if self.scheme.strategy not in ("tensor", "channel"):
+            return None
+        return fp8_kernel(weight.data, [s["weight_scale"] for s in shards], self.out_features, inputs, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kernel is None:

@@ -105,15 +105,21 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
         config = QuantizationConfig.model_validate({k: v for k, v in section.items() if k not in ("version", "sparsity_config", "transform_config")})
     except ValidationError as error:
         first = error.errors()[0]
-        raise ConfigError(f"{source}: compressed-tensors refuses {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ConfigError(f"{source}: compressed-tensors cannot read {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    except TypeError as error:  # its own comparisons come before its checks of types
+        raise ConfigError(f"{source}: compressed-tensors cannot read it ({error}); group_size and num_bits are numbers") from None
     sparsity = (section.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise ConfigError(f"{source}: sparsity format {sparsity!r} has no reader here; 'dense' is readable")
+    if not config.config_groups:
+        raise ConfigError(f"{source}: 0 config groups; at least one is expected")
     rules = []
     for name, group in config.config_groups.items():
+        if group.output_activations is not None:
+            raise ConfigError(f"{source}: {name}: output_activations is set; no kernel here quantizes outputs")
         layout = getattr(group, "format", None) or config.format
         if group.weights is not None:
-            scheme = _ct_scheme(group, str(getattr(layout, "value", layout)), f"{source}: {name}")
+            scheme = _ct_scheme(group, _text(layout), f"{source}: {name}")
             rules.append(Rule(_ct_matcher(tuple(group.targets), targets=True), scheme))
     return Quantization(tuple(rules), _ct_matcher(tuple(config.ignore or ()), targets=False))
 
@@ -123,16 +129,19 @@ def _ct_scheme(group: Any, layout: str, source: str) -> Scheme:
     readable = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
     if layout not in readable:
         raise ConfigError(f"{source}: format is {layout!r}; readable: {', '.join(readable)}")
-    strategy = {"tensor_group": "group"}.get(weights.strategy.value, weights.strategy.value)
+    wanted = "float" if layout in ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized") else "int"
+    if layout != "naive-quantized" and (_text(weights.type) != wanted or weights.num_bits not in (4, 8)):
+        raise ConfigError(f"{source}: format {layout!r} with type {_text(weights.type)!r} and num_bits {weights.num_bits}; {wanted!r} of 4 or 8 bits is expected")
+    strategy = {"tensor_group": "group"}.get(_text(weights.strategy), _text(weights.strategy))
     activations = None
     if inputs is not None and layout not in ("pack-quantized", "mxfp4-pack-quantized"):
-        kind = "nvfp4" if layout == "nvfp4-pack-quantized" else "int8" if inputs.type.value == "int" else "fp8"
+        kind = "nvfp4" if layout == "nvfp4-pack-quantized" else "int8" if _text(inputs.type) == "int" else "fp8"
         dynamic = inputs.dynamic is True or inputs.dynamic == "local"
-        activations = Activations(kind, dynamic, inputs.strategy.value == "token", bool(inputs.symmetric), inputs.group_size)
+        activations = Activations(kind, dynamic, _text(inputs.strategy) == "token", bool(inputs.symmetric), inputs.group_size)
     if layout == "naive-quantized":
-        layout = "int-quantized" if weights.type.value == "int" else "float-quantized"
+        layout = "int-quantized" if _text(weights.type) == "int" else "float-quantized"
     block = tuple(weights.block_structure) if weights.block_structure else None
-    actorder = layout == "pack-quantized" and weights.actorder is not None and weights.actorder.value == "group"
+    actorder = layout == "pack-quantized" and _text(weights.actorder) == "group"
     group_size = weights.group_size if strategy == "group" else None
     return Scheme(layout, weights.num_bits, strategy, group_size, block, bool(weights.symmetric), actorder, activations)
 
@@ -241,6 +250,11 @@ def _body(name: str) -> bool:
 def _substrings(names: Any) -> Callable[[str], bool]:
     listed = tuple(str(n) for n in names or ())
     return lambda name: any(part in name for part in listed)
+
+
+def _text(value: Any) -> str:
+    """compressed-tensors keeps some settings as enumerations and some as plain strings."""
+    return str(getattr(value, "value", value))
 
 
 def _group(value: Any, source: str) -> int:
