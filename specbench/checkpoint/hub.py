@@ -48,15 +48,15 @@ class HubTensors(Mapping[str, TensorInfo]):
 
     def __init__(self, repo: str, weights: WeightFiles, sizes: dict[str, int | None], cache_dir: str | None) -> None:
         """weights: the chosen files. sizes: bytes by name of all files that the repository holds, None where the hub does not say."""
-        self.repo, self.folder, self.commit = repo, weights.folder, weights.folder.name
-        self._sizes, self._cache_dir, self._pickled = sizes, cache_dir, weights.pickled
+        self.repo, self.weights, self.folder, self.commit = repo, weights, weights.folder, weights.folder.name
+        self._sizes, self._cache_dir = sizes, cache_dir
         self._headers: dict[str, dict[str, TensorInfo]] = {}
         self._files: dict[str, str] = {}  # tensor -> file
         names = [file.name for file in weights.files]
         if weights.pickled:
             self._fetch(names)
-            self._files = {name: info.file.name for name, info in pickled_headers(weights).items()}
             for name, info in pickled_headers(weights).items():
+                self._files[name] = info.file.name
                 self._headers.setdefault(info.file.name, {})[name] = info
         elif weights.kind and (self.folder / INDEX).is_file():
             self._files = read_index(self.folder / INDEX)
@@ -90,13 +90,13 @@ class HubTensors(Mapping[str, TensorInfo]):
         """See `materialize`."""
         files = sorted({self._files[name] for name in (self._files if names is None else names)})
         self._fetch(files, TOKENIZER_FILES if tokenizer else ())
-        for file in files if not self._pickled else ():
+        for file in () if self.weights.pickled else files:
             local = read_header(self.folder / file)
             if self._headers.setdefault(file, local) != local:
                 raise CheckpointFileError(f"{self.folder / file} has another header than the hub sent for it; delete it and try again")
 
     def _fetch(self, files: Iterable[str], patterns: Iterable[str] = ()) -> None:
-        """Fetch those of `files` that the folder lacks, and what there is of `patterns`, which may stay away when the hub does not answer."""
+        """Fetch those of `files` that the folder lacks, and what there is of `patterns`: none of it, when the hub does not answer."""
         from huggingface_hub import snapshot_download
         from huggingface_hub.errors import LocalEntryNotFoundError
 
