@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from . import plots as plots
     from .bench.runner import benchmark as benchmark
     from .bundled import bundled_pair as bundled_pair
-    from .text import generate as generate
     from .load import load_draft as load_draft
     from .load import load_verifier as load_verifier
     from .pair import open_pair as open_pair
     from .plan import resolve as resolve
+    from .text import generate as generate
 
 _HOMES = {
     "open_pair": "pair",

@@ -1,10 +1,10 @@
 """Which verifier states a draft reads: the two conventions of `eagle_aux_hidden_state_layer_ids`, settled in one place.
 
-What enters: the draft's configuration and the verifier's layer count. What leaves: ascending ids in one convention, recorded with the reason. It does not know
-weights or acceptance.
+What enters: the draft's configuration and the verifier's layer count. What leaves: ascending ids in one convention, recorded with the
+reason. It does not know weights or acceptance.
 
-Everywhere below id i means the residual stream entering layer i (vLLM's numbering; id n leaves the last layer, before the final norm; id n + 1 is the
-same after it). SpecForge and ModelOpt write the index of the layer whose output is read, one less, under the same key.
+Everywhere below id i means the residual stream entering layer i (vLLM's numbering; id n leaves the last layer, before the final norm; id n
++ 1 is the same after it). SpecForge and ModelOpt write the index of the layer whose output is read, one less, under the same key.
 """
 
 from __future__ import annotations

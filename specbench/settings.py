@@ -1,7 +1,8 @@
 """How each draft setting is decided: one function a question, each answer with its source and what disagrees.
 
-What enters: a draft as its family spells it, the verifier's files, a policy, the user's overrides. What leaves: `Setting`s. It does not read a weight byte.
-Whatever the files leave open is decided here and nowhere else, and says so in its note; `warning` marks what may cost acceptance silently.
+What enters: a draft as its family spells it, the verifier's files, a policy, the user's overrides. What leaves: `Setting`s. It does not
+read a weight byte. Whatever the files leave open is decided here and nowhere else, and says so in its note; `warning` marks what may cost
+acceptance silently.
 """
 
 from __future__ import annotations

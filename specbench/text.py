@@ -20,8 +20,8 @@ from .models.eagle3 import Eagle3
 class Generations:
     """One `Generation` per prompt, and what they add up to.
 
-    text: empty without a tokenizer. rounds_past_draft_limit: rounds that began beyond the draft's own max_position_embeddings, where its rotary table
-    was extended.
+    text: empty without a tokenizer. rounds_past_draft_limit: rounds that began beyond the draft's own max_position_embeddings, where its
+    rotary table was extended.
     """
 
     items: tuple[Generation, ...]

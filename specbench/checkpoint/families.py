@@ -1,7 +1,7 @@
 """Draft dialects: how each family names its tensors and spells its settings. Adding a family is one entry in `FAMILIES`.
 
-What enters: config.json and tensor headers of a draft. What leaves: a `Dialect`: the family, its tensors by canonical name, and lookups of settings by
-canonical key, each with the place it came from. It does not know policies, the verifier, or weights.
+What enters: config.json and tensor headers of a draft. What leaves: a `Dialect`: the family, its tensors by canonical name, and lookups of
+settings by canonical key, each with the place it came from. It does not know policies, the verifier, or weights.
 
 Canonical names are those of the speculators format: fc, layers.{i}.*, norm, lm_head, embed_tokens, d2t, t2d, input_norm, fc_norm.{i}.
 """
@@ -27,9 +27,10 @@ EAGLE3_NEEDS = (
 class Family:
     """One dialect.
 
-    architectures: strings that it writes. config_prefix: where layer sizes sit in config.json. renames: (stored prefix, canonical prefix), tried
-    in order, on whole dotted prefixes. ids_key: where auxiliary layer ids sit. ids_convention: what an id means ("input": the residual stream entering that layer;
-    "output": leaving it; None: undecided, see `plan`). norm_before_residual: the value its readers take where the config is silent.
+    architectures: strings that it writes. config_prefix: where layer sizes sit in config.json. renames: (stored prefix, canonical prefix),
+    tried in order, on whole dotted prefixes. ids_key: where auxiliary layer ids sit. ids_convention: what an id means ("input": the
+    residual stream entering that layer; "output": leaving it; None: undecided, see `plan`). norm_before_residual: the value its readers
+    take where the config is silent.
     """
 
     name: str
@@ -41,8 +42,9 @@ class Family:
     norm_before_residual: bool
 
 
-# facts: EAGLE eagle/model/cnets.py; SpecForge export/to_sglang.py; speculators models/eagle3/config.py; ModelOpt export/plugins/hf_spec_export.py;
-# AngelSlim train/configs; NeMo AutoModel eagle3_llama; vLLM 0.32 model_executor/models/{llama,qwen3}_eagle3.py
+# facts: EAGLE eagle/model/cnets.py; SpecForge export/to_sglang.py; speculators models/eagle3/config.py; ModelOpt
+# export/plugins/hf_spec_export.py; # AngelSlim train/configs; NeMo AutoModel eagle3_llama; vLLM 0.32
+# model_executor/models/{llama,qwen3}_eagle3.py
 FAMILIES: tuple[Family, ...] = (
     Family(
         name="speculators", made_by="vllm-project/speculators, converted and trained drafts (RedHatAI, nm-testing)",

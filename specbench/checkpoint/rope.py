@@ -10,7 +10,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
-# What transformers computes for these (modeling_rope_utils); "mrope" of text-only drafts is the default: all its sections share one position.
+# What transformers computes for these (modeling_rope_utils); "mrope" of text-only drafts is the default: all its sections share one
+# position.
 KINDS = ("default", "linear", "llama3", "yarn")
 PLAIN_KINDS = ("default", "mrope")
 

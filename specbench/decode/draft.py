@@ -1,7 +1,7 @@
 """Draft: propose a chain of tokens, one draft step after another.
 
-What enters: the draft's state after the last committed token. What leaves: proposed verifier ids. It does not know the verifier's weights, text, or what
-will be accepted. A `Proposer` is anything with these three methods; the EAGLE-3 draft is one.
+What enters: the draft's state after the last committed token. What leaves: proposed verifier ids. It does not know the verifier's weights,
+text, or what will be accepted. A `Proposer` is anything with these three methods; the EAGLE-3 draft is one.
 """
 
 from __future__ import annotations

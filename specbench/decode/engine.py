@@ -1,11 +1,11 @@
 """The decode loop: draft -> verify -> accept -> commit.
 
-What enters: a verifier, a draft or none, prompt token ids. What leaves: token ids with the accepted count of every round and where the time went. It does not
-know text, files, quantization or devices.
+What enters: a verifier, a draft or none, prompt token ids. What leaves: token ids with the accepted count of every round and where the time
+went. It does not know text, files, quantization or devices.
 
-Bookkeeping, once: with `committed` tokens (prompt and output, the last one pending), both caches hold committed - 1 entries that matter. The
-verifier reads the pending token and the proposals at positions committed - 1 ...; the draft holds pairs (token i + 1, state i) for i < committed - 1.
-Rejected rows stay in their slots, seen by nobody, until the next round writes over them.
+Bookkeeping, once: with `committed` tokens (prompt and output, the last one pending), both caches hold committed - 1 entries that matter.
+The verifier reads the pending token and the proposals at positions committed - 1 ...; the draft holds pairs (token i + 1, state i) for i <
+committed - 1. Rejected rows stay in their slots, seen by nobody, until the next round writes over them.
 """
 
 from __future__ import annotations

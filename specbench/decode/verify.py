@@ -1,14 +1,13 @@
 """Verify and accept: one verifier pass over the pending token and its proposals, then the longest prefix it agrees with.
 
-What enters: token ids and the verifier's caches. What leaves: how many proposals stand, the tokens to commit, and the auxiliary states of the rows that
-stay. It does not know how proposals were made.
+What enters: token ids and the verifier's caches. What leaves: how many proposals stand, the tokens to commit, and the auxiliary states of
+the rows that stay. It does not know how proposals were made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..models.cache import Cache

@@ -1,7 +1,7 @@
 """The native verifier: a Llama-type decoder over static caches (Llama, Mistral, Qwen2, Qwen3 dense).
 
-What enters: token ids with their positions, and a cache. What leaves: normed hidden states for the head, and the auxiliary hidden states that
-an EAGLE-3 draft reads. It does not know text, files, drafts or acceptance. Quantized weights stay packed inside their `Linear`.
+What enters: token ids with their positions, and a cache. What leaves: normed hidden states for the head, and the auxiliary hidden states
+that an EAGLE-3 draft reads. It does not know text, files, drafts or acceptance. Quantized weights stay packed inside their `Linear`.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@ What enters: token ids paired with hidden states (the verifier's fused ones, or 
 What leaves: hidden states to feed back, and logits over the draft vocabulary. It does not know files, quantization formats, acceptance, or
 which verifier it serves. The embedding may be the verifier's own module.
 
-Arithmetic (EAGLE-3 paper; EAGLE, vLLM, SGLang and speculators agree): e = input_layernorm(embed(token)); h' = hidden_norm(h); attention over
-cat(e, h'); residual is h' if `norm_before_residual` else h; SwiGLU MLP. Layers after the first are ordinary pre-norm layers. The state fed back is
-taken before the final norm, after it with `norm_output` (EAGLE 3.1).
+Arithmetic (EAGLE-3 paper; EAGLE, vLLM, SGLang and speculators agree): e = input_layernorm(embed(token)); h' = hidden_norm(h); attention
+over cat(e, h'); residual is h' if `norm_before_residual` else h; SwiGLU MLP. Layers after the first are ordinary pre-norm layers. The state
+fed back is taken before the final norm, after it with `norm_output` (EAGLE 3.1).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .cache import Cache, Step
 class Eagle3Config:
     """Sizes and switches of a draft.
 
-    num_aux_layers: K, the verifier states that it reads. target_hidden_size: their width. use_fc: whether `fc` fuses them (else K is 1 and the
-    state is used as it is). use_hidden_norm: whether the first layer norms it. fc_input_norm: "none", "joint" (one norm over K * target_hidden,
-    `norm_before_fc`) or "each" (one per state, `fc_norm`). vocab_size: of the embedding (the verifier's ids). draft_vocab_size: of
-    `lm_head`. windows: sliding window of each layer, None for full attention.
+    num_aux_layers: K, the verifier states that it reads. target_hidden_size: their width. use_fc: whether `fc` fuses them (else K is 1 and
+    the state is used as it is). use_hidden_norm: whether the first layer norms it. fc_input_norm: "none", "joint" (one norm over K *
+    target_hidden, `norm_before_fc`) or "each" (one per state, `fc_norm`). vocab_size: of the embedding (the verifier's ids).
+    draft_vocab_size: of `lm_head`. windows: sliding window of each layer, None for full attention.
     """
 
     hidden_size: int

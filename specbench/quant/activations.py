@@ -1,7 +1,8 @@
 """Quantize the inputs of a linear layer as its scheme says.
 
-What enters: activations [rows, in] and a scheme's `Activations`. What leaves: narrow integers or floats with their scales. It does not know weights.
-Rules: compressed-tensors 0.20 and vLLM (symmetric int8 over [-127, 127] of the largest magnitude; fp8 e4m3 over 448; NVFP4 in groups of 16 with fp8 scales).
+What enters: activations [rows, in] and a scheme's `Activations`. What leaves: narrow integers or floats with their scales. It does not know
+weights. Rules: compressed-tensors 0.20 and vLLM (symmetric int8 over [-127, 127] of the largest magnitude; fp8 e4m3 over 448; NVFP4 in
+groups of 16 with fp8 scales).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def quantize_input(x: Tensor, how: Activations, input_scale: Tensor | None, inpu
     """x [rows, in] to narrow values, scales and zero points.
 
     Returns:
-        q: int8 or e4m3 [rows, in]. scale: fp32, broadcastable over [rows, in] ([rows, 1], [1, 1] or one a group, expanded). zero_point: or None.
+        q: int8 or e4m3 [rows, in]. scale: fp32, broadcastable over [rows, in] ([rows, 1], [1, 1] or one a group, expanded). zero_point: or
+        None.
     """
     x = x.float()
     if how.kind == "int8":

@@ -1,7 +1,7 @@
 """How the bytes of a linear layer lie on disk, per format, and what numbers they stand for. Adding a format is one entry in `FORMATS`.
 
-What enters: a scheme, sizes, stored tensors. What leaves: the tensors that a file must hold (name, shape, dtype), and dequantized weights. It does not
-know models, files or kernels. compressed-tensors' formats are expanded by compressed-tensors itself.
+What enters: a scheme, sizes, stored tensors. What leaves: the tensors that a file must hold (name, shape, dtype), and dequantized weights.
+It does not know models, files or kernels. compressed-tensors' formats are expanded by compressed-tensors itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ LOWEST = torch.finfo(torch.float32).min  # what vLLM's fp8 scale parameters hold
 class Slot:
     """One stored tensor of a linear layer.
 
-    shape and dtype as on disk for the whole (possibly fused) layer. shard_dim: the dimension along which the shards of a fused layer (q, k, v) are
-    concatenated; None where each shard keeps its own, stacked in front. initial: what the parameter holds before a file fills it (vLLM 0.11.0);
-    None is uninitialised memory there, zero here. optional: a file may leave it out.
+    shape and dtype as on disk for the whole (possibly fused) layer. shard_dim: the dimension along which the shards of a fused layer (q, k,
+    v) are concatenated; None where each shard keeps its own, stacked in front. initial: what the parameter holds before a file fills it
+    (vLLM 0.11.0); None is uninitialised memory there, zero here. optional: a file may leave it out.
     """
 
     shape: tuple[int, ...]
@@ -39,8 +39,8 @@ class Slot:
 class Levels:
     """4- or 8-bit integers with their scales: a weight is `(level - zero_point) * scale`.
 
-    levels: int8 [out, in]. scales: [out, groups]. zero_points: int8 [out, groups] or None. order: int64 [in] group of each column, or None for
-    consecutive groups.
+    levels: int8 [out, in]. scales: [out, groups]. zero_points: int8 [out, groups] or None. order: int64 [in] group of each column, or None
+    for consecutive groups.
     """
 
     levels: Tensor
@@ -311,7 +311,8 @@ def _modelopt_nvfp4_expand(scheme: Scheme, stored: Stored, k: int, n: int) -> Te
     return fp4_values(stored["weight"]) * scale.repeat_interleave(k // scale.shape[1], 1)
 
 
-# Formats that engines quantize into on load; specbench reads such verifiers through transformers, and builds these only under an engine's policy ----
+# Formats that engines quantize into on load; specbench reads such verifiers through transformers, and builds these only under an engine's
+# policy ----
 
 
 def _bnb_layout(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> dict[str, Slot]:

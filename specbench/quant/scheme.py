@@ -1,10 +1,10 @@
 """What a checkpoint's quantization section says about each of its modules.
 
-What enters: a quantization section (`quantization_config`, hf_quant_config.json) and module names. What leaves: a `Scheme` per module, or None for a plain one.
-It does not know tensors, files, or whether the modules belong to a verifier or a draft.
+What enters: a quantization section (`quantization_config`, hf_quant_config.json) and module names. What leaves: a `Scheme` per module, or
+None for a plain one. It does not know tensors, files, or whether the modules belong to a verifier or a draft.
 
-Matching follows each method's own reader: compressed-tensors' `match_name` (exact, or a regular expression behind `re:`), transformers' substring rule for
-`modules_to_not_convert` of AWQ, GPTQ and fp8, ModelOpt's shell patterns for `exclude_modules`.
+Matching follows each method's own reader: compressed-tensors' `match_name` (exact, or a regular expression behind `re:`), transformers'
+substring rule for `modules_to_not_convert` of AWQ, GPTQ and fp8, ModelOpt's shell patterns for `exclude_modules`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ LINEAR_CLASSES = ("Linear", "ReplicatedLinear", "ColumnParallelLinear", "RowPara
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """How inputs are quantized before the product. kind: "int8", "fp8", "nvfp4". dynamic: scales computed per call, else stored (input_scale).
+    """How inputs are quantized before the product. kind: "int8", "fp8", "nvfp4". dynamic: scales computed per call, else stored
+    (input_scale).
     per_token: one scale a row (else one a tensor). group_size: columns that share a scale, or None."""
 
     kind: str
@@ -36,9 +37,10 @@ class Activations:
 class Scheme:
     """How the weights of one module are stored.
 
-    format: the on-disk layout, a key of `formats.FORMATS`. bits: width of one weight. strategy: what shares a scale ("tensor", "channel", "group", "block").
-    group_size: input columns that share a scale, None for all. block: rows and columns of a block. symmetric: zero points are implied (True) or
-    stored. actorder: columns are grouped by a stored index (g_idx). activations: None for weight-only schemes.
+    format: the on-disk layout, a key of `formats.FORMATS`. bits: width of one weight. strategy: what shares a scale ("tensor", "channel",
+    "group", "block").
+    group_size: input columns that share a scale, None for all. block: rows and columns of a block. symmetric: zero points are implied
+    (True) or stored. actorder: columns are grouped by a stored index (g_idx). activations: None for weight-only schemes.
     """
 
     format: str
