@@ -24,7 +24,7 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 )  # fmt: skip
 DARK = "#4D4D4D"
 FORMAT_COLOURS = {
-    "bf16": BLUE, "w4a16": VERMILION, "w8a16": ORANGE, "w8a8": PURPLE, "fp8": GREEN, "fp16": SKY, "fp32": BLACK,
+    "bf16": BLUE, "w4a16": VERMILION, "fp8": GREEN, "awq-w4a16": PURPLE, "gptq-w4a16": ORANGE, "fp16": SKY, "fp32": BLACK,
 }  # fmt: skip
 SPARE_COLOURS = [PURPLE, GREEN, ORANGE, SKY, BLACK, YELLOW]
 PART_COLOURS = {"draft": ORANGE, "verify": SKY, "other": "#BBBBBB"}

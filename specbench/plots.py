@@ -7,6 +7,7 @@ measures nothing, shows nothing and keeps no state; every figure redraws from a 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -214,7 +215,8 @@ def _series(summary: pd.DataFrame, spread: float) -> list[Series]:
     keys = sorted(set(zip(summary.verifier, summary.verifier_format, strict=True)), key=lambda key: (key[1], key[0]))
     several = len({verifier for verifier, _ in keys}) > 1
     formats = sorted({name for _, name in keys})
-    spare = iter(SPARE_COLOURS * len(formats))
+    taken = {FORMAT_COLOURS.get(name) for name in formats}
+    spare = itertools.cycle([colour for colour in SPARE_COLOURS if colour not in taken])
     colours = {name: FORMAT_COLOURS.get(name) or next(spare) for name in formats}
     drawn = []
     for i, (verifier, name) in enumerate(keys):

@@ -144,6 +144,12 @@ def test_large_files_are_told_apart_by_header(checkpoint, monkeypatch, tmp_path)
     assert describe_checkpoint(open_checkpoint(tmp_path))["files"]["model.safetensors"] != first
 
 
+def test_a_hub_checkpoint_is_known_by_its_commit(checkpoint):
+    hub = dataclasses.replace(checkpoint, name="org/model", revision="c" * 40)
+    facts = describe_checkpoint(hub)
+    assert facts["revision"] == "c" * 40 and set(facts["files"]) == {"config.json"}
+
+
 def test_git_state_is_of_this_package_only(monkeypatch, tmp_path):
     state = git_state()
     assert state is None or (len(state["sha"]) == 40 and isinstance(state["dirty"], bool))

@@ -1,5 +1,6 @@
 """The benchmark on real tiny pairs: rows agree with decoding, with transformers and with what lies on disk, also when something fails."""
 import json
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -211,6 +212,9 @@ def test_eos_is_counted_and_ends_the_row(run, tmp_path):
 def test_format_names(folders):
     pair = sb.open_pair(folders["w4a16"], folders["draft"])
     assert format_name(pair.verifier, "bfloat16") == "w4a16"
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
+    assert [format_name(replace(pair.verifier, quantization=section), "bfloat16") for section in (fp8, awq)] == ["fp8", "awq-w4a16"]
     assert [format_name(pair.draft, name) for name in ("bfloat16", "float16", "float32", "float64")] == ["bf16", "fp16", "fp32", "float64"]
 
 

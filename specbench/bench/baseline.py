@@ -1,33 +1,36 @@
 """transformers' own greedy `generate`, timed like the decode loop: the speed that everybody has without this package.
 
-What enters: a checkpoint folder; token ids. What leaves: the measured fields of a row. It does not know drafts, prompts or tables.
+What enters: a checkpoint; token ids. What leaves: the measured fields of a row. It does not know drafts, prompts or tables.
 """
 
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..checkpoint.hub import materialize
+from ..pair import Checkpoint
 
 
 class TransformersLoop:
     """A causal language model of transformers with its default cache and attention.
 
     Args:
-        path: checkpoint folder.
+        checkpoint: of a causal language model; hub files that are missing are fetched, the tokenizer's too.
         device: "auto" is CUDA where there is one, else the CPU.
         dtype: "auto" is the checkpoint's, else a torch dtype name.
 
     Nothing but greedy decoding is taken from the checkpoint's generation config: its EOS ids stay, penalties and sampling do not.
     """
 
-    def __init__(self, path: Path, device: str = "auto", dtype: str = "auto") -> None:
+    def __init__(self, checkpoint: Checkpoint, device: str = "auto", dtype: str = "auto") -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
+        materialize(checkpoint, tokenizer=True)
         place = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        loaded: Any = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=dtype, trust_remote_code=False)
         self.model: Any = loaded.to(place).eval()
         eos = self.model.generation_config.eos_token_id
         eos = self.model.config.eos_token_id if eos is None else eos

@@ -59,10 +59,12 @@ def provenance(parameters: Mapping[str, Any], checkpoints: Mapping[str, Checkpoi
 def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """Name, folder, hub revision, quantization section and file hashes of a checkpoint.
 
-    Files up to 1 GiB are hashed whole (sha256). Of larger safetensors files the header is hashed and the size kept ("header_sha256"), which
-    tells apart layouts but not two trainings of one layout; a hub revision does that.
+    Of a hub checkpoint the revision (a commit) says what its files are, so only config.json is hashed. Of a folder, files up to 1 GiB are
+    hashed whole (sha256); of larger safetensors files the header is hashed and the size kept ("header_sha256"), which tells apart layouts
+    but not two trainings of one layout.
     """
-    files = [checkpoint.path / "config.json", *sorted({info.file for info in checkpoint.tensors.values()})]
+    weights = {info.file for info in checkpoint.tensors.values()} if checkpoint.revision is None else set()
+    files = [checkpoint.path / "config.json", *sorted(weights)]
     return {
         "name": checkpoint.name,
         "path": str(checkpoint.path),

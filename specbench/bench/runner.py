@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecbenchError
 from ..pair import Checkpoint, Pair, open_checkpoint
-from ..quant.scheme import parse_quantization
+from ..quant.scheme import Scheme, parse_quantization
 from . import DataError
 from .prompts import Prompt, as_prompts, prompt_set_hash
 from .provenance import provenance
@@ -127,17 +127,27 @@ def transformers_baseline(
     with Recorder(_folder(run_dir), provenance(parameters, {"verifier": checkpoint}, asked)) as recorder:
         from transformers import AutoTokenizer
 
+        arm = _transformers_arm(checkpoint, device, dtype)
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-        _measure([_transformers_arm(checkpoint, device, dtype)], asked, tokenizer, repeats, max_new_tokens, recorder, progress)
+        _measure([arm], asked, tokenizer, repeats, max_new_tokens, recorder, progress)
     return recorder.frame()
 
 
 def format_name(checkpoint: Checkpoint, dtype: str) -> str:
-    """Short name of a checkpoint's weight format as loaded: "bf16", "fp32", ... for plain weights, "w4a16" for 4-bit ones."""
-    if not checkpoint.quantization:
-        return PLAIN_FORMATS.get(dtype, dtype)
-    quantization = parse_quantization(checkpoint.quantization, f"{checkpoint.name}/config.json: quantization_config")
-    return f"w{quantization.scheme.bits}a16" if quantization else PLAIN_FORMATS.get(dtype, dtype)
+    """Short name of a checkpoint's weight format as loaded: "bf16", "fp32" for plain weights; "w4a16", "awq-w4a16", "fp8", "nvfp4" ..."""
+    quantization = parse_quantization(checkpoint.quantization, f"{checkpoint.name}/{checkpoint.quantization_source}")
+    names = {_scheme_name(rule.scheme) for rule in quantization.rules} if quantization else set()
+    return "+".join(sorted(names)) or PLAIN_FORMATS.get(dtype, dtype)
+
+
+def _scheme_name(scheme: Scheme) -> str:
+    for kind in ("nvfp4", "mxfp4"):
+        if kind in scheme.format:
+            return kind
+    if "float" in scheme.format or "fp8" in scheme.format:
+        return "fp8"
+    method = next((f"{kind}-" for kind in ("awq", "gptq", "bnb") if kind in scheme.format), "")
+    return f"{method}w{scheme.bits}a{16 if scheme.activations is None else 8}"
 
 
 def _speculative(verifier: Any, draft: Any, tokenizer: Any, k: int) -> Callable[[list[int], int], dict[str, Any]]:
@@ -158,7 +168,7 @@ def _speculative(verifier: Any, draft: Any, tokenizer: Any, k: int) -> Callable[
 def _transformers_arm(checkpoint: Checkpoint, device: str, dtype: str) -> Arm:
     from .baseline import TransformersLoop
 
-    loop = TransformersLoop(checkpoint.path, device, dtype)
+    loop = TransformersLoop(checkpoint, device, dtype)
     facts = {"engine": "transformers", "verifier": checkpoint.name, "draft": "", "policy": "", "k": 0}
     return Arm(facts | _model_facts(checkpoint, loop.model), loop.decode)
 
