@@ -1,4 +1,4 @@
-"""Tiny seeded checkpoints with real names and configs, written to disk: a Llama-type verifier and an EAGLE-3 draft in the speculators layout."""
+"""Tiny seeded checkpoints with real names and configs, written to disk: verifiers and an EAGLE-3 draft in the speculators layout."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def verifier_tensors(config: dict[str, Any], seed: int = 0, dtype: torch.dtype =
         }  # fmt: skip
         for name, (out, width) in sizes.items():
             tensors[f"{p}{name}.weight"] = matrix(out, width)
-            if config["model_type"] == "qwen2" and name[-6:] in ("q_proj", "k_proj", "v_proj"):
+            qkv, attention = name[-6:] in ("q_proj", "k_proj", "v_proj"), name.startswith("self_attn")
+            if (config["model_type"] == "qwen2" and qkv) or config.get("attention_bias" if attention else "mlp_bias"):
                 tensors[f"{p}{name}.bias"] = 0.1 * torch.randn(out, generator=g).to(dtype)
         tensors[f"{p}input_layernorm.weight"] = norm(h)
         tensors[f"{p}post_attention_layernorm.weight"] = norm(h)
@@ -63,7 +64,8 @@ def draft_config(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
     return {
         "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "draft_vocab_size": DRAFT_VOCAB,
-        "norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "transformer_layer_config": layer, "dtype": "float32", **changes,
+        "norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5], "transformer_layer_config": layer, "dtype": "float32",
+        **changes,
     }  # fmt: skip
 
 
@@ -130,9 +132,10 @@ def pack_w4a16(tensors: dict[str, Tensor], group: int = 32) -> dict[str, Tensor]
 
 def w4a16_section(group: int = 32, **changes: Any) -> dict[str, Any]:
     weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
+    group_0 = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
         "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed", "ignore": ["lm_head"],
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}}, **changes,
+        "config_groups": {"group_0": group_0}, **changes,
     }  # fmt: skip
 
 
