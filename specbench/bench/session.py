@@ -55,9 +55,9 @@ def open_run(run_dir: str, name: str) -> Path:
 
 
 def runs_root() -> Path:
-    """`data/runs` of the checkout that holds this package; `specbench-runs` in the working directory where it is installed without one."""
+    """`data/runs` of the checkout that holds this package; `runs` in the working directory where it is installed without one."""
     data = Path(__file__).resolve().parents[2] / "data"
-    return data / "runs" if data.is_dir() else Path.cwd() / "specbench-runs"
+    return data / "runs" if data.is_dir() else Path("runs")
 
 
 def finish(run_dir: str | Path, **facts: Any) -> Path:
