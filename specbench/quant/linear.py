@@ -104,6 +104,8 @@ class Linear(nn.Module):
         return fp8_kernel(weight.data, [s["weight_scale"] for s in shards], self.out_features, inputs, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        """x: [..., in]; returns [..., out]."""
+        x = x.contiguous()  # F.linear copies the whole weight for a strided view of rows
         if self.kernel is None:
             return F.linear(x, self.weight, self.bias)
         out = self.kernel(x)
