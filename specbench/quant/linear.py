@@ -105,9 +105,9 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., in]; returns [..., out]."""
-        x = x.contiguous()  # F.linear copies the whole weight for a strided view of rows
         if self.kernel is None:
-            return F.linear(x, self.weight, self.bias)
+            # As rows: for a slice of a [B, n, in] tensor, F.linear would take a batched product that copies the whole weight.
+            return F.linear(x.reshape(-1, self.in_features), self.weight, self.bias).view(*x.shape[:-1], -1)
         out = self.kernel(x)
         return out if self.bias is None else out + self.bias
 
