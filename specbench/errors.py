@@ -34,6 +34,14 @@ class CheckpointKeyError(SpecbenchError, KeyError):
         self.source = source
 
 
+class CheckpointShapeError(CheckpointError, AssertionError):
+    """A stored tensor and its parameter have different shapes; engines assert here."""
+
+
+class UnsupportedLayerError(SpecbenchError, NotImplementedError):
+    """A format from which no linear layer can be built."""
+
+
 class CheckpointFileError(SpecbenchError, OSError):
     """A checkpoint file is missing, cut short or unreadable."""
 

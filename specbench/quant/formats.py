@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, ConfigError
+from ..errors import CheckpointError, ConfigError, UnsupportedLayerError
 from .scheme import Scheme
 
 F8 = torch.float8_e4m3fn
@@ -67,7 +67,7 @@ def layout(scheme: Scheme | None, in_features: int, out_features: int, dtype: to
 
     Raises:
         ConfigError: sizes that the scheme cannot divide.
-        NotImplementedError: a format that no linear layer can be built from (mxfp4 of gpt-oss, as vLLM 0.11.0).
+        UnsupportedLayerError: a format that no linear layer can be built from (mxfp4 of gpt-oss, as vLLM 0.11.0).
     """
     if scheme is None:
         return {"weight": Slot((out_features, in_features), dtype)}
@@ -328,11 +328,11 @@ def _bnb_expand(scheme: Scheme, stored: Stored, k: int, n: int) -> Tensor:
 
 
 def _mxfp4_layout(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> dict[str, Slot]:
-    raise NotImplementedError("Mxfp4 linear layer is not implemented")  # what vLLM 0.11.0 says at the same place
+    raise UnsupportedLayerError("Mxfp4 linear layer is not implemented")  # what vLLM 0.11.0 says at the same place
 
 
 def _mxfp4_expand(scheme: Scheme, stored: Stored, k: int, n: int) -> Tensor:
-    raise NotImplementedError("Mxfp4 linear layer is not implemented")
+    raise UnsupportedLayerError("Mxfp4 linear layer is not implemented")
 
 
 FORMATS: dict[str, Format] = {
