@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import CheckpointError, CheckpointFileError
+from ..errors import CheckpointError, CheckpointFileError, CheckpointShapeError
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.float8_e8m0fnu,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "F8_E8M0": torch.uint8,  # exponents, as bytes
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
@@ -175,11 +175,12 @@ def read_into(info: TensorInfo, out: Tensor) -> None:
     A dtype that differs is converted as `Tensor.copy_` does; callers that must not convert compare before.
 
     Raises:
-        CheckpointError: shapes differ.
+        CheckpointShapeError: shapes differ.
         CheckpointFileError: the file ends early.
     """
-    if tuple(out.shape) != info.shape:
-        raise CheckpointError(f"{info.name} in {info.file.name} is {list(info.shape)}; its place is {list(out.shape)}")
+    if not same_shape(info.shape, tuple(out.shape)):
+        raise CheckpointShapeError(f"{info.name} in {info.file.name} is {list(info.shape)}; its place is {list(out.shape)}")
+    out = out.view(info.shape)
     if info.pickled:
         raise CheckpointError(f"{info.name} lies in the pickle {info.file.name}, which has no byte ranges; read it through load_formats")
     if out.device.type != "cpu" or out.dtype != DTYPES[info.dtype] or not out.is_contiguous():
@@ -195,6 +196,11 @@ def read_into(info: TensorInfo, out: Tensor) -> None:
             if count == 0:
                 raise CheckpointFileError(f"{info.file} ended while {info.name!r} was read; fetch it again")
             offset += count
+
+
+def same_shape(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    """Whether a tensor fits its place: equal shapes, or one number each (files store scalars as [] and as [1])."""
+    return stored == expected or math.prod(stored) == math.prod(expected) == 1
 
 
 def read_json(path: Path) -> dict[str, Any]:
