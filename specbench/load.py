@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from .checkpoint.families import look
-from .checkpoint.files import TensorInfo, read_into, read_tensor
+from .checkpoint.files import TensorInfo, read_into
 from .checkpoint.fill import check, fill, first_part
-from .checkpoint.rope import read_rope
 from .checkpoint.hub import materialize
+from .checkpoint.load_config import LoadConfig
+from .checkpoint.load_formats import WeightSource, dummy_, fill_dummy, weights
+from .checkpoint.rope import read_rope
 from .errors import CheckpointError, ConfigError
+from .load_settings import draft_load_config
 from .models.decoder import Decoder, DecoderConfig
 from .models.eagle3 import Eagle3, Eagle3Config
-from .pair import Pair
+from .pair import Checkpoint, Pair, read_with
 from .plan import Plan, resolve
-from .policies import Policy
+from .policies import Policy, get_policy
 from .quant.linear import Linear
 from .quant.scheme import Scheme, parse_quantization
 
@@ -43,7 +47,7 @@ def load_draft(
     """Load the draft of `pair` under `policy`.
 
     Args:
-        device: "auto" is CUDA where there is one, else the CPU.
+        device: "auto" is the load config's, else CUDA where there is one, else the CPU.
         dtype: "auto" is the plan's (the verifier's own), else a torch dtype name.
         verifier: a loaded verifier whose embedding (and head) the draft may share; without it the verifier's embedding is read again.
         packed: keep 4-bit weights packed where a kernel exists; False multiplies dequantized weights.
@@ -54,6 +58,10 @@ def load_draft(
         CheckpointError: under a strict policy, tensors that are missing, unexpected, or of another shape or kind of dtype.
         CheckpointKeyError: under an engine's policy, a tensor that finds no parameter (a KeyError, as there).
     """
+    policy = get_policy(policy)
+    load_config = draft_load_config(pair, policy)
+    # Resolved over the very files that will be read, which may be others than those that were opened.
+    pair = replace(pair, draft=read_with(pair.draft, load_config))
     plan = resolve(pair, policy, overrides)
     model = build_draft(plan, _dtype(dtype, plan["dtype"]))
     where, strict = f"draft {pair.draft.name}", plan["checks"] == "strict"
@@ -66,14 +74,19 @@ def load_draft(
         tensors.pop("d2t")
     if strict:
         check(model, tensors, where, borrowed | computed)
-    materialize(pair.draft)
-    _materialize(model, _device(device), skip={name.rpartition(".")[0] for name in borrowed})
-    if computed:
-        model.d2t.data.copy_(_computed_map(plan))
-    fill(model, tensors.items(), where, strict)
+    source = _open_weights(pair.draft, load_config)
+    _materialize(model, _device(device, load_config), skip={name.rpartition(".")[0] for name in borrowed})
+    if source.dummy:
+        fill_dummy(model)
+    else:
+        if computed:
+            model.d2t.data.copy_(_computed_map(plan, source))
+        canonical = {info.name: name for name, info in tensors.items()}
+        items = ((canonical[name], item) for name, item in source.stored() if name in canonical)
+        fill(model, items, where, strict, threads=source.threads, progress=_progress(load_config, tensors))
     _borrow(model, pair, plan, verifier)
-    if strict:
-        _check_map(model, plan.dialect.tensors.get("t2d"), where)
+    if strict and not source.dummy:
+        _check_map(model, plan.dialect.tensors.get("t2d"), source, where)
     _finish(model, packed)
     _forbid_unknown_ids(model, pair, plan)
     return model.eval()
@@ -105,7 +118,7 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
             model.embed_tokens = verifier.embed_tokens
         else:
             weight = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=model.dtype, device=model.device)
-            read_into(_verifier_tensor(pair, "embed_tokens.weight"), weight)
+            _read_verifier(pair, "embed_tokens.weight", weight)
             model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
     if plan["lm_head"] == "verifier":
         if verifier is None:
@@ -113,19 +126,35 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
         model.lm_head = verifier.lm_head
 
 
-def _verifier_tensor(pair: Pair, name: str) -> TensorInfo:
+def _read_verifier(pair: Pair, name: str, out: torch.Tensor) -> None:
+    verifier = read_with(pair.verifier, pair.verifier_load)
     for prefix in ("model.", "model.language_model.", "language_model.model."):
-        if prefix + name in pair.verifier.tensors:
-            materialize(pair.verifier, [prefix + name])
-            return pair.verifier.tensors[prefix + name]
-    raise CheckpointError(f"verifier {pair.verifier.name} has no {name} to borrow")
+        if prefix + name in verifier.tensors:
+            if pair.verifier_load.load_format == "dummy":
+                dummy_(out)
+                return
+            materialize(verifier, [prefix + name])  # the other files of a hub checkpoint may stay away
+            info = verifier.tensors[prefix + name]
+            if info.pickled:
+                out.copy_(weights(verifier.path, pair.verifier_load).read(info.name))
+            else:
+                read_into(info, out)
+            return
+    raise CheckpointError(f"verifier {verifier.name} has no {name} to borrow")
 
 
-def _computed_map(plan: Plan) -> torch.Tensor:
+def _open_weights(checkpoint: Checkpoint, load_config: LoadConfig) -> WeightSource:
+    """The weights of a checkpoint; those of a hub checkpoint are fetched first."""
+    if load_config.load_format != "dummy":
+        materialize(checkpoint)
+    return weights(checkpoint.path, load_config)
+
+
+def _computed_map(plan: Plan, source: WeightSource) -> torch.Tensor:
     """d2t where the file has none: zeros for a full vocabulary, or what t2d marks."""
     if plan["d2t"] == "identity":
         return torch.zeros(plan["draft_vocab_size"], dtype=torch.int64)
-    target = read_tensor(plan.dialect.tensors["t2d"]).bool().nonzero()[:, 0]
+    target = source.read(plan.dialect.tensors["t2d"].name).bool().nonzero()[:, 0]
     if len(target) != plan["draft_vocab_size"]:
         raise CheckpointError(f"draft {plan.pair.draft.name}: t2d marks {len(target)} ids, the draft vocabulary is {plan['draft_vocab_size']}")
     return target - torch.arange(len(target))
@@ -158,7 +187,8 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
         ConfigError: another architecture, or a config that contradicts itself.
         CheckpointError: tensors missing, unexpected, or of another shape or kind of dtype.
     """
-    checkpoint = pair.verifier
+    load_config = pair.verifier_load
+    checkpoint = read_with(pair.verifier, load_config)
     where = f"verifier {checkpoint.name}"
     config = decoder_config(checkpoint.config, f"{where}/config.json")
     quantization = parse_quantization(checkpoint.quantization, f"{where}/config.json: quantization_config")
@@ -170,9 +200,14 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
         warnings.warn(f"{where}: tie_word_embeddings is true, but lm_head is stored; the stored head is used", stacklevel=2)
     tied = config.tie_word_embeddings and not has_head
     check(model, tensors, where, {"lm_head.weight"} if tied else set())
-    materialize(checkpoint, tokenizer=True)
-    _materialize(model, _device(device), skip={"lm_head"} if tied else set())
-    fill(model, tensors.items(), where, strict=True)
+    materialize(checkpoint, [], tokenizer=True)
+    source = _open_weights(checkpoint, load_config)
+    _materialize(model, _device(device, load_config), skip={"lm_head"} if tied else set())
+    if source.dummy:
+        fill_dummy(model)
+    else:
+        items = ((name.removeprefix("model."), item) for name, item in source.stored())
+        fill(model, items, where, strict=True, threads=source.threads, progress=_progress(load_config, tensors))
     if tied:
         model.lm_head.weight = model.embed_tokens.weight
     _finish(model, packed)
@@ -217,6 +252,10 @@ def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
     )
 
 
+def _progress(load_config: LoadConfig, tensors: Mapping[str, TensorInfo]) -> int:
+    return len(tensors) if load_config.use_tqdm_on_load else 0
+
+
 def _materialize(module: nn.Module, device: torch.device, skip: set[str]) -> None:
     """Allocate parameters, except those of the modules named in `skip`."""
     for name, parameter in list(module.named_parameters()):
@@ -231,7 +270,7 @@ def _finish(module: nn.Module, packed: bool) -> None:
             child.finish(packed)
 
 
-def _check_map(draft: Eagle3, t2d: TensorInfo | None, where: str) -> None:
+def _check_map(draft: Eagle3, t2d: TensorInfo | None, source: WeightSource, where: str) -> None:
     """d2t must lead each draft id to a distinct verifier id inside the vocabulary, and t2d must mark exactly those."""
     target = torch.arange(len(draft.d2t)) + draft.d2t.cpu()
     vocab = draft.config.vocab_size
@@ -241,12 +280,14 @@ def _check_map(draft: Eagle3, t2d: TensorInfo | None, where: str) -> None:
             f"{len(target.unique())} distinct of {len(target)}; d2t holds offsets, not ids"
         )
     if t2d is not None:
-        mask = read_tensor(t2d).bool()
+        mask = source.read(t2d.name).bool()
         if int(mask.sum()) != len(target) or not bool(mask[target].all()):
             raise CheckpointError(f"{where}: t2d marks {int(mask.sum())} ids, d2t leads to {len(target)}; they must be the same ids")
 
 
-def _device(device: str) -> torch.device:
+def _device(device: str, load_config: LoadConfig) -> torch.device:
+    if device == "auto" and load_config.device is not None:
+        return torch.device(load_config.device)
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(device)

@@ -7,13 +7,16 @@ only reports what the files say.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .checkpoint.files import TensorInfo, read_headers, read_json
-from .checkpoint.hub import open_repository
-from .errors import ConfigError
+from .checkpoint.files import TensorInfo, read_json
+from .checkpoint.hub import open_repository, same_cache
+from .checkpoint.load_config import LoadConfig, parse_load_config
+from .checkpoint.load_formats import headers
+from .checkpoint.weight_files import KINDS, WeightFiles, weight_files
+from .errors import CheckpointFileError, ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +26,7 @@ class Checkpoint:
     name: as given by the user. path: local folder; of a hub checkpoint the cache's snapshot, which weight files reach when they are loaded
     (`checkpoint.hub.materialize`). revision: resolved commit of a hub checkpoint, None for a folder.
     config: config.json. quantization: the section that says how weights are stored, or None; quantization_source: its file and key.
-    tensors: headers by name.
+    tensors: headers by name. files: the weight files that they describe. opened_with: the load config that chose them.
     """
 
     name: str
@@ -33,17 +36,38 @@ class Checkpoint:
     quantization: dict[str, Any] | None = field(repr=False)
     tensors: Mapping[str, TensorInfo] = field(repr=False)
     quantization_source: str = ""
+    files: WeightFiles | None = field(default=None, repr=False)
+    opened_with: LoadConfig = field(default_factory=LoadConfig, repr=False)
+
+    @property
+    def note(self) -> str:
+        """What is odd about the weight files: pickles, which have no header, or files that are not read."""
+        return self.files.note if self.files else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A verifier and the draft that is to speculate for it."""
+    """A verifier and the draft that is to speculate for it.
+
+    verifier_load: how the verifier's weights are read. draft_load: the same for the draft; None is unset, and a policy says what that
+    means.
+    """
 
     verifier: Checkpoint
     draft: Checkpoint
+    verifier_load: LoadConfig = field(default_factory=LoadConfig)
+    draft_load: LoadConfig | None = None
 
 
-def open_pair(verifier: str | Path, draft: str | Path, *, revision: str | None = None, draft_revision: str | None = None) -> Pair:
+def open_pair(
+    verifier: str | Path,
+    draft: str | Path,
+    *,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    load_config: LoadConfig | Mapping[str, Any] | None = None,
+    draft_load_config: LoadConfig | Mapping[str, Any] | None = None,
+) -> Pair:
     """Read configs and tensor headers of both checkpoints.
 
     Args:
@@ -51,10 +75,13 @@ def open_pair(verifier: str | Path, draft: str | Path, *, revision: str | None =
         draft: folder or hub id of an EAGLE-3 draft.
         revision: commit, tag or branch of the verifier on the hub.
         draft_revision: the same for the draft.
+        load_config: how the verifier's weights are found and read, as vLLM's dict; None is all defaults.
+        draft_load_config: the same for the draft; None is unset: the verifier's counts.
 
     Raises:
-        ConfigError: no draft, or the draft is the verifier.
+        ConfigError: no draft, the draft is the verifier, or a load config with an unknown key or value.
         CheckpointFileError: files missing or damaged.
+        CheckpointError: weights only in a pickle, and one that asks for more than tensors.
         DownloadError: a hub id that cannot be fetched.
     """
     if not draft or str(draft) == str(verifier):
@@ -62,18 +89,61 @@ def open_pair(verifier: str | Path, draft: str | Path, *, revision: str | None =
             f"draft is {str(draft)!r} and verifier is {str(verifier)!r}: an EAGLE-3 draft is a checkpoint of its own, with fc.weight and one "
             "or more decoder layers that read 2 x hidden"
         )
-    return Pair(open_checkpoint(verifier, revision), open_checkpoint(draft, draft_revision))
+    verifier_load = parse_load_config(load_config)
+    draft_load = None if draft_load_config is None else parse_load_config(draft_load_config, "draft_load_config")
+    opened = open_checkpoint(verifier, revision, verifier_load)
+    return Pair(opened, open_checkpoint(draft, draft_revision, draft_load or verifier_load), verifier_load, draft_load)
 
 
-def open_checkpoint(source: str | Path, revision: str | None = None) -> Checkpoint:
-    """Read config.json and tensor headers of one checkpoint (see `open_pair`)."""
-    path, commit, headers = Path(source), None, None
-    if not path.is_dir():
-        path, headers = open_repository(str(source), revision)
-        commit = path.name
+def open_checkpoint(source: str | Path, revision: str | None = None, load_config: LoadConfig | None = None) -> Checkpoint:
+    """Read config.json and tensor headers of one checkpoint (see `open_pair`).
+
+    A folder whose weights are pickles only has no headers: names and shapes then come from torch's weights_only unpickler, without
+    tensor data.
+    """
+    load_config = load_config or LoadConfig()
+    if load_config.load_format == "dummy":  # what lies there still says how the model is built
+        load_config = replace(load_config, load_format="auto")
+    try:
+        path, commit, tensors, files = _locate(source, revision, load_config)
+    except CheckpointFileError:
+        if load_config.load_format == "auto":
+            raise
+        # Nothing for this format: another policy may read what is there, and loading under this one will say so.
+        load_config = replace(load_config, load_format="auto")
+        path, commit, tensors, files = _locate(source, revision, load_config)
     config = read_json(path / "config.json")
     section, found = quantization_section(path, config)
-    return Checkpoint(str(source), path, commit, config, section, read_headers(path) if headers is None else headers, found)
+    return Checkpoint(str(source), path, commit, config, section, tensors, found, files, load_config)
+
+
+Located = tuple[Path, str | None, Mapping[str, TensorInfo], WeightFiles]  # folder, commit, headers, weight files
+
+
+def _locate(source: str | Path, revision: str | None, load_config: LoadConfig) -> Located:
+    folder = Path(source)
+    if folder.is_dir():
+        read_json(folder / "config.json")  # no checkpoint without it, whatever else is missing
+        files = weight_files(folder, load_config.load_format)
+        return folder, None, headers(files), files
+    folder, tensors = open_repository(str(source), revision, load_config)
+    return folder, folder.name, tensors, tensors.weights
+
+
+def read_with(checkpoint: Checkpoint, load_config: LoadConfig) -> Checkpoint:
+    """`checkpoint` as `load_config` finds it: in that config's hub cache, with the headers of the files that it reads.
+
+    Raises:
+        CheckpointFileError: no weight files for its load format.
+        DownloadError: a hub checkpoint that its cache lacks and that cannot be fetched.
+    """
+    if load_config.load_format == "dummy":
+        return checkpoint
+    if checkpoint.revision is not None:
+        same = KINDS[load_config.load_format] == KINDS[checkpoint.opened_with.load_format] and same_cache(checkpoint.path, load_config)
+        return checkpoint if same else open_checkpoint(checkpoint.name, checkpoint.revision, load_config)
+    files = weight_files(checkpoint.path, load_config.load_format)
+    return checkpoint if files == checkpoint.files else replace(checkpoint, files=files, tensors=headers(files), opened_with=load_config)
 
 
 def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:

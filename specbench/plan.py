@@ -1,7 +1,7 @@
 """Resolve a pair under a policy: every setting with its value, its source and any disagreement.
 
-What enters: a pair, a policy, overrides. What leaves: a `Plan`, from which `load_draft` builds and `to_frame` reports. It does not read a weight byte, and loads
-nothing; the rules themselves are in `settings` and `aux_layers`.
+What enters: a pair, a policy, overrides. What leaves: a `Plan`, from which `load_draft` builds and `to_frame` reports. It does not read a
+weight byte, and loads nothing; the rules themselves are in `settings` and `aux_layers`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from .aux_layers import aux_layers
 from .checkpoint.families import Dialect, look, recognise
+from .checkpoint.load_config import LoadConfig
 from .errors import ConfigError
+from .load_settings import load_settings
 from .pair import Checkpoint, Pair
 from .policies import Policy, get_policy
 from .settings import QUANTIZED_LEAVES, Question, Setting, fusion, layers, residual, rope, sizes, vocabulary
@@ -67,8 +69,10 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
     """Decide every draft setting of `pair` under `policy`.
 
     Args:
-        overrides: what the user decides instead of the files: aux_layers (ids in the input convention), aux_layer_convention ("input", "output"),
-            embed_tokens ("draft", "verifier"), norm_before_residual, quantization ("none", or the method that the draft must declare), rope_theta.
+        overrides: what the user decides instead of the files: aux_layers (ids in the input convention), aux_layer_convention ("input",
+        "output"),
+            embed_tokens ("draft", "verifier"), norm_before_residual, quantization ("none", or the method that the draft must declare),
+            rope_theta.
 
     Raises:
         ConfigError: not an EAGLE-3 draft, or a setting that the files leave open or contradict.
@@ -91,6 +95,7 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
         *rope(q),
         *aux_layers(q),
         _dtype(q),
+        *load_settings(pair, policy),
         Setting("checks", policy.checks, f"policy {policy.name}"),
     ]
     return Plan(pair, policy, dialect, {s.name: s for s in settings})
@@ -157,4 +162,4 @@ def brief(value: Any) -> Any:
     """A setting's value as a table shows it."""
     if isinstance(value, dict):
         return describe_quantization(value)
-    return "none" if value is None else value
+    return "none" if value is None else str(value) if isinstance(value, LoadConfig) else value

@@ -1,12 +1,13 @@
 """Match stored tensors with a module's parameters, and copy them in.
 
-What enters: a module on the meta device or in memory, tensor headers. What leaves: a filled module, or an error that names every
-disagreement. It does not know configs or policies, nor whether the module is a verifier or a draft.
+What enters: a module on the meta device or in memory, tensors or where their bytes lie. What leaves: a filled module, or an error that
+names every disagreement. It does not know configs or policies, nor whether the module is a verifier or a draft.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from ..errors import CheckpointError, CheckpointKeyError
 from ..quant.linear import Linear
 from .files import DTYPES, TensorInfo, read_into
+
+Stored = TensorInfo | Tensor
 
 # checkpoint name of a projection -> (the fused parameter's name, its place in it)
 FUSED = {
@@ -80,26 +83,53 @@ def check(module: nn.Module, tensors: dict[str, TensorInfo], where: str, optiona
         raise CheckpointError(f"{where}: stored tensors and configuration disagree; no weight was read\n" + "\n".join(lines))
 
 
-def fill(module: nn.Module, tensors: Iterable[tuple[str, TensorInfo]], where: str, strict: bool) -> None:
-    """Copy stored tensors into parameters, in file order.
+def fill(
+    module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, strict: bool, *, threads: int = 1, progress: int = 0
+) -> None:
+    """Copy stored tensors into parameters, in the order that they come.
 
     Args:
         strict: also refuse values that are not finite; an engine's policy copies whatever comes.
+        threads: tensors that are copied side by side; more than 1 asks for `tensors` that stay valid.
+        progress: how many tensors come, for a bar that appears after a second; 0 shows none.
 
     Raises:
         CheckpointKeyError: a tensor that finds no parameter; its text is the parameter name that was looked up.
         CheckpointError: shapes differ.
     """
-    for name, info in tensors:
+    from tqdm.auto import tqdm
+
+    def copy(job: tuple[str, Stored, Tensor]) -> None:
+        name, item, out = job
+        _copy(name, item, out)
+        if strict and not finite(out):
+            stored = DTYPES[item.dtype] if isinstance(item, TensorInfo) else item.dtype
+            cast = "" if out.dtype == stored else f", or {_short(stored)} values that {_short(out.dtype)} cannot hold"
+            raise CheckpointError(f"{where}: {name} holds values that are not finite (the file is damaged{cast})")
+
+    jobs = _destinations(module, tensors, where)
+    with ThreadPoolExecutor(threads) as pool:
+        done = map(copy, jobs) if threads == 1 else pool.map(copy, jobs)
+        for _ in tqdm(done, "loading", progress or None, disable=not progress, delay=1, leave=False, unit="tensor"):
+            pass
+
+
+def _destinations(module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str) -> Iterator[tuple[str, Stored, Tensor]]:
+    for name, item in tensors:
         parameter, shard = place(name)
         try:
-            out = destination(module, parameter, shard)
+            yield name, item, destination(module, parameter, shard)
         except KeyError:
             raise CheckpointKeyError(parameter, tensor=name, module_parameters=_siblings(module, parameter), source=where) from None
-        read_into(info, out)
-        if strict and not _finite(out):
-            cast = "" if out.dtype == DTYPES[info.dtype] else f", or {info.dtype} values that {str(out.dtype).removeprefix('torch.')} cannot hold"
-            raise CheckpointError(f"{where}: {name} holds values that are not finite (the file is damaged{cast})")
+
+
+def _copy(name: str, item: Stored, out: Tensor) -> None:
+    if isinstance(item, TensorInfo):
+        read_into(item, out)
+        return
+    if item.shape != out.shape:
+        raise CheckpointError(f"{name} is {list(item.shape)}; its place is {list(out.shape)}")
+    out.copy_(item)
 
 
 def _shards(module: nn.Module, parameter: str) -> list[int | None]:
@@ -108,11 +138,21 @@ def _shards(module: nn.Module, parameter: str) -> list[int | None]:
     return list(range(len(owner.out_features))) if isinstance(owner, Linear) and len(owner.out_features) > 1 else [None]
 
 
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _siblings(module: nn.Module, parameter: str) -> tuple[str, ...]:
     owner = parameter.rpartition(".")[0]
     return tuple(name for name, _ in module.named_parameters() if name.startswith(owner + "."))
 
 
+# dtype -> its bytes, and the bits of its smallest value that is not finite, sign aside
+BITS = {
+    torch.float64: (8, 0x7FF0_0000_0000_0000), torch.float32: (4, 0x7F80_0000), torch.float16: (2, 0x7C00), torch.bfloat16: (2, 0x7F80),
+    torch.float8_e4m3fn: (1, 0x7F), torch.float8_e5m2: (1, 0x7C),
+}  # fmt: skip
+BLOCK = 1 << 18  # values
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -123,12 +163,25 @@ def _converts(stored: torch.dtype, expected: torch.dtype) -> bool:
     return stored == expected or (stored, expected) == (torch.int32, torch.int64)
 
 
-def _finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite. Extremes instead of `isfinite`, whose temporaries are larger than the tensor."""
+def finite(tensor: Tensor) -> bool:
+    """Whether no value is NaN or infinite.
+
+    Not by `isfinite`, which is slow and makes temporaries: a value whose exponent bits are all set is, as an integer, above every finite
+    one of its sign, so that two integer maxima decide, block by block while the block is in cache.
+    """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    low, high = (tensor.float() if tensor.dtype.itemsize == 1 else tensor).aminmax()
-    return bool(torch.isfinite(low) & torch.isfinite(high))
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype not in BITS:
+        low, high = (tensor.float() if tensor.dtype.itemsize == 1 else tensor).aminmax()
+        return bool(torch.isfinite(low) & torch.isfinite(high))
+    integer, smallest = BITS[tensor.dtype]
+    positive = tensor.reshape(-1).view(torch.uint8).numpy().view(f"i{integer}")
+    negative, sign = positive.view(f"u{integer}"), 1 << (8 * integer - 1)
+    for start in range(0, len(positive), BLOCK):
+        part = slice(start, start + BLOCK)
+        if positive[part].max() >= smallest or negative[part].max() >= sign + smallest:
+            return False
+    return True
 
 
 def first_part(module: str) -> str:

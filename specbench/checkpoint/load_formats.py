@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError, ConfigError
-from .files import DTYPES, INDEX, TensorInfo, merge, read_header, read_headers, read_tensor
+from .files import DTYPES, INDEX, TensorInfo, merge, read_header, read_headers, read_into, read_tensor
 from .load_config import LoadConfig
 from .numpy_cache import numpy_cache
 from .pickles import load_state_dict, pickled_headers, read_pickled
@@ -42,6 +42,11 @@ class WeightSource:
         """Whether nothing is read, and weights are drawn (`fill_dummy`)."""
         return self.load_config.load_format == "dummy"
 
+    @property
+    def threads(self) -> int:
+        """Tensors of `stored` that may be copied side by side: 1 where each is valid only until the next."""
+        return 1 if self.load_config.load_format in ("fastsafetensors", "runai_streamer") else self.load_config.num_threads
+
     def headers(self) -> dict[str, TensorInfo]:
         """Names, dtypes and shapes, sorted by name; no tensor data is read (see `headers`)."""
         return headers(self.files)
@@ -55,6 +60,14 @@ class WeightSource:
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, item in self.stored():
             yield name, item if isinstance(item, Tensor) else read_tensor(item)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill `out` with one tensor by its stored name (see `files.read_into`)."""
+        infos = {} if self.files.pickled else self.headers()
+        if name in infos:
+            read_into(infos[name], out)
+        else:
+            out.copy_(self.read(name))
 
     def read(self, name: str) -> Tensor:
         """One tensor by its stored name, on the CPU.
