@@ -72,14 +72,15 @@ def _advice(error: Exception, repo: str, revision: str | None, what: str) -> str
     causes: list[BaseException] = [error]
     while (cause := causes[-1].__cause__) is not None:
         causes.append(cause)
-    root = causes[-1]
-    if isinstance(root, errors.OfflineModeIsEnabled):
+    if any(isinstance(cause, errors.OfflineModeIsEnabled) for cause in causes):
         found = f"HF_HUB_OFFLINE is set, and {constants.HF_HUB_CACHE} does not hold {what} of {place}"
         return f"{found}; fetch it once without HF_HUB_OFFLINE, or give a local folder"
-    if isinstance(root, errors.HfHubHTTPError):
-        status = root.response.status_code
+    answer = next((cause for cause in causes if isinstance(cause, errors.HfHubHTTPError)), None)
+    if answer is not None:
+        status = answer.response.status_code
         todo = {401: "check HF_TOKEN", 403: "check the rights of HF_TOKEN", 429: "wait, or set HF_TOKEN for a higher limit"}
         return f"the hub refused {what} of {place} (HTTP {status}); {todo.get(status, 'try again later')}, or give a local folder"
+    root = causes[-1]
     if "Timeout" in type(root).__name__:
         found = f"the hub did not answer within {timeout():g} s when asked for {what} of {place}"
         return f"{found}; try again, set HF_HUB_DOWNLOAD_TIMEOUT higher, or give a local folder"
