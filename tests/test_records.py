@@ -62,7 +62,7 @@ def test_crash_leaves_a_readable_folder(tmp_path):
         raise ZeroDivisionError("boom")
     stamped = json.loads((folder / "provenance.json").read_text())
     assert stamped["complete"] is False and stamped["stopped_by"] == "ZeroDivisionError: boom"
-    assert stamped["argv"] == ["x"] and stamped["run_id"] == folder.name
+    assert stamped["argv"] == ["x"] and stamped["run_id"] == recorder.run_id == f"{tmp_path.name}/{folder.name}"
     with pytest.warns(UserWarning, match=folder.name):
         pd.testing.assert_frame_equal(records.load_runs(tmp_path), records.to_frame(rows[:5]))
 

@@ -120,7 +120,7 @@ def test_folder_holds_the_table_and_its_provenance(run, recwarn):
     pd.testing.assert_frame_equal(load_runs(folder), table)
     assert not recwarn.list
     facts = json.loads((folder / "provenance.json").read_text())
-    assert facts["complete"] is True and facts["run_id"] == folder.name == table.run_id.iloc[0]
+    assert facts["complete"] is True and facts["run_id"] == f"{folder.parent.name}/{folder.name}" == table.run_id.iloc[0]
     assert facts["prompts"]["sha256"] == prompt_set_hash(PROMPTS) == table.prompt_set_hash.iloc[0]
     assert facts["parameters"] | {"k": [0, 1, 3], "repeats": 2, "ignore_eos": False, "temperature": 0.0} == facts["parameters"]
     assert set(facts["checkpoints"]) == {"verifier", "draft", "baseline"}

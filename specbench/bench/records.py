@@ -33,14 +33,15 @@ PROVENANCE, RESULTS = "provenance.json", "results.parquet"
 class Row:
     """One prompt turn at one k, in one repeat of one run. Raw: every rate is derived later (`metrics`, `summary`).
 
-    run_id: name of the run folder. engine: whose loop decoded, "specbench" or "transformers". verifier, draft: names as given;
-    draft and policy are "" where no draft exists. verifier_format: "bf16", "w4a16", ... k: num_speculative_tokens, 0 for plain decoding.
-    temperature: 0.0, greedy. dtype: of activations. threads: of torch on the CPU. prompt_set_hash: see `prompts.prompt_set_hash`.
-    turn: place in the conversation, from 0. repeat: from 0. status: "ok", or "failed" with `error` ("" if ok); a failed row keeps no
-    count or time of an earlier one. finish_reason: "eos", "length", "context", or "" if failed. num_prompt_tokens: None if failed
-    before it was known. accepted_per_round: draft tokens kept, bonus not counted. proposed_per_round: draft tokens really proposed. The
-    first output token belongs to no round. token_ids: the output. Times are seconds, None where not measured: prefill_s ends with the first
-    token, decode_s = draft_s + verify_s + other_s is everything after it, total_s = prefill_s + decode_s.
+    run_id: name of the run folder, after that of the folder around it. engine: whose loop decoded, "specbench" or "transformers".
+    verifier, draft: names as given; draft and policy are "" where no draft exists. verifier_format: "bf16", "w4a16", ... k:
+    num_speculative_tokens, 0 for plain decoding. temperature: 0.0, greedy. dtype: of activations. threads: of torch on the CPU.
+    prompt_set_hash: see `prompts.prompt_set_hash`. turn: place in the conversation, from 0. repeat: from 0. status: "ok", or "failed" with
+    `error` ("" if ok); a failed row keeps no count or time of an earlier one. finish_reason: "eos", "length", "context", or "" if failed.
+    num_prompt_tokens: None if failed before it was known. accepted_per_round: draft tokens kept, bonus not counted. proposed_per_round:
+    draft tokens really proposed. The first output token belongs to no round. token_ids: the output. Times are seconds, None where not
+    measured: prefill_s ends with the first token, decode_s = draft_s + verify_s + other_s is everything after it, total_s = prefill_s +
+    decode_s.
     """
 
     run_id: str
@@ -119,9 +120,10 @@ class Recorder:
     """
 
     def __init__(self, folder: str | Path, provenance: dict[str, Any]) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).resolve()
+        self.run_id = f"{self.folder.parent.name}/{self.folder.name}"
         self.rows: list[Row] = []
-        self._provenance = {"run_id": self.folder.name, "schema_version": SCHEMA_VERSION, **provenance, "complete": False}
+        self._provenance = {"run_id": self.run_id, "schema_version": SCHEMA_VERSION, **provenance, "complete": False}
 
     def __enter__(self) -> Recorder:
         self.folder.mkdir(parents=True, exist_ok=True)

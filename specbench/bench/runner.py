@@ -21,6 +21,7 @@ from . import DataError
 from .prompts import Prompt, as_prompts, prompt_set_hash
 from .provenance import provenance
 from .records import Recorder, Row, new_run
+from .session import runs_root
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from ..policies import Policy
 
 WARM_UP_TOKENS = 16
-DATA = Path(__file__).resolve().parents[2] / "data"
 PLAIN_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
@@ -68,8 +68,7 @@ def benchmark(
         device, dtype, policy, packed: see `load.load_draft`.
         baseline: a checkpoint with the verifier's tokenizer, to decode with transformers' own `generate` in the same run (rows with engine
             "transformers" and k 0).
-        run_dir: folder to fill, new or without an earlier run; None makes one (`records.new_run`) under data/runs of a checkout, or
-            under ./runs.
+        run_dir: folder to fill, new or without an earlier run; None makes one (`records.new_run`) under `session.runs_root()`.
         progress: show a bar.
 
     Raises:
@@ -188,7 +187,7 @@ def _measure(
 
     for arm in arms:
         arm.decode(conversation_ids(tokenizer, ("Hello",), ()), WARM_UP_TOKENS)
-    common = {"run_id": recorder.folder.name, "max_new_tokens": max_new_tokens, "prompt_set_hash": prompt_set_hash(prompts)}
+    common = {"run_id": recorder.run_id, "max_new_tokens": max_new_tokens, "prompt_set_hash": prompt_set_hash(prompts)}
     turns = sum(len(prompt.turns) for prompt in prompts)
     with tqdm(total=repeats * turns * len(arms), desc="benchmark", unit="output", disable=not progress) as bar:
         for repeat in range(repeats):
@@ -258,4 +257,4 @@ def _check_counts(k: int | Sequence[int], repeats: int, max_new_tokens: int) -> 
 
 
 def _folder(run_dir: str | Path | None) -> Path:
-    return Path(run_dir) if run_dir is not None else new_run(DATA / "runs" if DATA.is_dir() else Path("runs"), "benchmark")
+    return Path(run_dir) if run_dir is not None else new_run(runs_root(), "benchmark")
