@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from .bench.runner import benchmark as benchmark
     from .bundled import bundled_pair as bundled_pair
     from .load import load_draft as load_draft
-    from .load import load_verifier as load_verifier
     from .pair import open_pair as open_pair
     from .plan import resolve as resolve
     from .text import generate as generate
+    from .verifier import load_verifier as load_verifier
 
 _HOMES = {
     "open_pair": "pair",
     "bundled_pair": "bundled",
     "resolve": "plan",
     "load_draft": "load",
-    "load_verifier": "load",
+    "load_verifier": "verifier",
     "generate": "text",
     "benchmark": "bench.runner",
 }

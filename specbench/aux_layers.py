@@ -30,7 +30,7 @@ def aux_layers(q: Question) -> list[Setting]:
     if "aux_layers" in q.overrides:
         chosen = _checked(q, q.overrides["aux_layers"], n, "override aux_layers")
         setting = Setting("aux_layers", chosen, "override", None, "convention: input")
-    elif found.key and q.policy.aux_layers != "default":
+    elif found.key and _reads(q, found.key):
         setting = _from_config(q, found.value, found.key, n)
     else:
         setting = _default(q, n, found.value)
@@ -39,6 +39,11 @@ def aux_layers(q: Question) -> list[Setting]:
             f"fc reads {width} states, but {len(setting.value)} ids {list(setting.value)} come from {setting.source}; set {KEY} in config.json, or override aux_layers"
         )
     return [setting]
+
+
+def _reads(q: Question, key: str) -> bool:
+    rule = q.policy.rule("aux_layers")
+    return rule != "default" and not (rule == "top-level-unshifted" and "." in key)
 
 
 def _states(q: Question) -> int | None:
@@ -67,8 +72,11 @@ def _convention(q: Question, ids: Any, key: str, n: int) -> tuple[str, str, bool
         if forced not in ("input", "output"):
             raise q.fail(f"override aux_layer_convention is {forced!r}; 'input' or 'output' is expected")
         return forced, "override", True
-    if q.policy.aux_layers in ("config-unshifted", "top-level-unshifted"):
+    rule = q.policy.rule("aux_layers")
+    if rule in ("config-unshifted", "top-level-unshifted"):
         return "input", f"policy {q.policy.name} never shifts", True
+    if rule == "first-is-1":
+        return ("output" if ids[0] == 1 else "input"), f"policy {q.policy.name} shifts exactly if the first id is 1", True
     if q.dialect.family.ids_convention is not None:
         return q.dialect.family.ids_convention, f"the {q.dialect.family.name} format", True
     if "." not in key:

@@ -1,12 +1,11 @@
-"""Execute a plan: build a draft or a verifier for its settings and fill it from its files.
+"""Execute a plan: build the draft for its settings and fill it from its files.
 
-What enters: a pair and a policy. What leaves: loaded models. It decides nothing; every choice is in the plan. Parameters are created on the meta
+What enters: a pair and a policy. What leaves: a loaded draft. It decides nothing; every choice is in the plan. Parameters are created on the meta
 device, then filled straight from the files, shard by shard.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,24 +13,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from .checkpoint.families import look
+from .building import allocate, finish, open_weights, pick_device, pick_dtype, progress_of
 from .checkpoint.files import TensorInfo, read_into
-from .checkpoint.fill import check, fill, first_part
+from .checkpoint.fill import check, drop_left_out, fill, first_part
 from .checkpoint.hub import materialize
-from .checkpoint.load_config import LoadConfig
 from .checkpoint.load_formats import WeightSource, dummy_, fill_dummy, weights
-from .checkpoint.rope import read_rope
 from .errors import CheckpointError, ConfigError
 from .load_settings import draft_load_config
-from .models.decoder import Decoder, DecoderConfig
+from .models.decoder import Decoder
 from .models.eagle3 import Eagle3, Eagle3Config
-from .pair import Checkpoint, Pair, read_with
+from .pair import Pair, read_with
 from .plan import Plan, resolve
 from .policies import Policy, get_policy
-from .quant.linear import Linear
 from .quant.scheme import Scheme, parse_quantization
-
-VERIFIER_MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def load_draft(
@@ -63,7 +57,7 @@ def load_draft(
     # Resolved over the very files that will be read, which may be others than those that were opened.
     pair = replace(pair, draft=read_with(pair.draft, load_config))
     plan = resolve(pair, policy, overrides)
-    model = build_draft(plan, _dtype(dtype, plan["dtype"]))
+    model = build_draft(plan, pick_dtype(dtype, plan["dtype"]))
     where, strict = f"draft {pair.draft.name}", plan["checks"] == "strict"
     tensors = {name: info for name, info in plan.dialect.tensors.items() if name != "t2d"}
     borrowed = {f"{name}.weight" for name in ("embed_tokens", "lm_head") if plan[name] == "verifier"}
@@ -74,8 +68,9 @@ def load_draft(
         tensors.pop("d2t")
     if strict:
         check(model, tensors, where, borrowed | computed)
-    source = _open_weights(pair.draft, load_config)
-    _materialize(model, _device(device, load_config), skip={name.rpartition(".")[0] for name in borrowed})
+    drop_left_out(model, tensors)
+    source = open_weights(pair.draft, load_config)
+    allocate(model, pick_device(device, load_config), skip={name.rpartition(".")[0] for name in borrowed}, zero=not strict)
     if source.dummy:
         fill_dummy(model)
     else:
@@ -83,11 +78,11 @@ def load_draft(
             model.d2t.data.copy_(_computed_map(plan, source))
         canonical = {info.name: name for name, info in tensors.items()}
         items = ((canonical[name], item) for name, item in source.stored() if name in canonical)
-        fill(model, items, where, strict, threads=source.threads, progress=_progress(load_config, tensors))
+        fill(model, items, where, plan["checks"], threads=source.threads, progress=progress_of(load_config, tensors))
     _borrow(model, pair, plan, verifier)
     if strict and not source.dummy:
         _check_map(model, plan.dialect.tensors.get("t2d"), source, where)
-    _finish(model, packed)
+    finish(model, packed, strict)
     _forbid_unknown_ids(model, pair, plan)
     return model.eval()
 
@@ -96,7 +91,7 @@ def build_draft(plan: Plan, dtype: torch.dtype) -> Eagle3:
     """The empty draft (meta device) that a plan describes: which parameters exist depends on the plan's quantization."""
     planned = {name: plan[name] for name in Eagle3Config.__dataclass_fields__ if name != "num_aux_layers"}
     config = Eagle3Config(num_aux_layers=len(plan["aux_layers"]), **planned)
-    own = plan.policy.layer_quantization == "draft"
+    own = plan.policy.rule("layer_quantization") == "draft"
     layers = parse_quantization(plan["quantization"], plan.settings["quantization"].source)
     edges = parse_quantization(plan["edge_quantization"], plan.settings["edge_quantization"].source)
     # An engine that applies the verifier's section asks it about a layer after the verifier's last one.
@@ -143,13 +138,6 @@ def _read_verifier(pair: Pair, name: str, out: torch.Tensor) -> None:
     raise CheckpointError(f"verifier {verifier.name} has no {name} to borrow")
 
 
-def _open_weights(checkpoint: Checkpoint, load_config: LoadConfig) -> WeightSource:
-    """The weights of a checkpoint; those of a hub checkpoint are fetched first."""
-    if load_config.load_format != "dummy":
-        materialize(checkpoint)
-    return weights(checkpoint.path, load_config)
-
-
 def _computed_map(plan: Plan, source: WeightSource) -> torch.Tensor:
     """d2t where the file has none: zeros for a full vocabulary, or what t2d marks."""
     if plan["d2t"] == "identity":
@@ -178,98 +166,6 @@ def _forbid_unknown_ids(model: Eagle3, pair: Pair, plan: Plan) -> None:
     model.unproposable = unknown if bool(unknown.any()) else None
 
 
-def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True) -> Decoder:
-    """Load the verifier of `pair` (Llama, Mistral, Qwen2 or Qwen3 dense), strictly.
-
-    Args: see `load_draft`. `packed=False` multiplies dequantized weights, the reference.
-
-    Raises:
-        ConfigError: another architecture, or a config that contradicts itself.
-        CheckpointError: tensors missing, unexpected, or of another shape or kind of dtype.
-    """
-    load_config = pair.verifier_load
-    checkpoint = read_with(pair.verifier, load_config)
-    where = f"verifier {checkpoint.name}"
-    config = decoder_config(checkpoint.config, f"{where}/config.json")
-    quantization = parse_quantization(checkpoint.quantization, f"{where}/config.json: quantization_config")
-    named = look(checkpoint.config, "dtype", "torch_dtype").value
-    model = Decoder(config, quantization.for_module if quantization else lambda _: None, _dtype(dtype, named))
-    tensors = {name.removeprefix("model."): info for name, info in checkpoint.tensors.items()}
-    has_head = any(name.startswith("lm_head.") for name in tensors)
-    if has_head and config.tie_word_embeddings:
-        warnings.warn(f"{where}: tie_word_embeddings is true, but lm_head is stored; the stored head is used", stacklevel=2)
-    tied = config.tie_word_embeddings and not has_head
-    check(model, tensors, where, {"lm_head.weight"} if tied else set())
-    materialize(checkpoint, [], tokenizer=True)
-    source = _open_weights(checkpoint, load_config)
-    _materialize(model, _device(device, load_config), skip={"lm_head"} if tied else set())
-    if source.dummy:
-        fill_dummy(model)
-    else:
-        items = ((name.removeprefix("model."), item) for name, item in source.stored())
-        fill(model, items, where, strict=True, threads=source.threads, progress=_progress(load_config, tensors))
-    if tied:
-        model.lm_head.weight = model.embed_tokens.weight
-    _finish(model, packed)
-    eos = look(checkpoint.config, "eos_token_id").value
-    model.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
-    model.folder = checkpoint.path
-    return model.eval()
-
-
-def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
-    """A `DecoderConfig` from a transformers config.json.
-
-    Raises:
-        ConfigError: an architecture, activation or attention that the native decoder does not compute.
-    """
-    kind = config.get("model_type")
-    if kind not in VERIFIER_MODEL_TYPES:
-        raise ConfigError(f"{where}: model_type is {kind!r}; the native decoder computes {', '.join(VERIFIER_MODEL_TYPES)}")
-    if config.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"{where}: hidden_act is {config['hidden_act']!r}; the native decoder computes 'silu'")
-    window = config.get("sliding_window") if config.get("use_sliding_window", kind == "mistral") else None
-    if window is not None:
-        raise ConfigError(f"{where}: sliding_window is {window}; the native decoder attends to everything")
-    heads = config["num_attention_heads"]
-    bias = bool(config.get("attention_bias", False))
-    return DecoderConfig(
-        hidden_size=config["hidden_size"],
-        intermediate_size=config["intermediate_size"],
-        num_hidden_layers=config["num_hidden_layers"],
-        num_attention_heads=heads,
-        num_key_value_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        vocab_size=config["vocab_size"],
-        max_position_embeddings=config["max_position_embeddings"],
-        rms_norm_eps=config["rms_norm_eps"],
-        rope=read_rope(config, where, config["max_position_embeddings"])[0],
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=bias or kind == "qwen2",
-        o_bias=bias,
-        mlp_bias=bool(config.get("mlp_bias", False)),
-        qk_norm=kind == "qwen3",
-    )
-
-
-def _progress(load_config: LoadConfig, tensors: Mapping[str, TensorInfo]) -> int:
-    return len(tensors) if load_config.use_tqdm_on_load else 0
-
-
-def _materialize(module: nn.Module, device: torch.device, skip: set[str]) -> None:
-    """Allocate parameters, except those of the modules named in `skip`."""
-    for name, parameter in list(module.named_parameters()):
-        if name.rpartition(".")[0] not in skip:
-            owner = module.get_submodule(name.rpartition(".")[0])
-            owner._parameters[name.rpartition(".")[2]] = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=False)
-
-
-def _finish(module: nn.Module, packed: bool) -> None:
-    for child in module.modules():
-        if isinstance(child, Linear):
-            child.finish(packed)
-
-
 def _check_map(draft: Eagle3, t2d: TensorInfo | None, source: WeightSource, where: str) -> None:
     """d2t must lead each draft id to a distinct verifier id inside the vocabulary, and t2d must mark exactly those."""
     target = torch.arange(len(draft.d2t)) + draft.d2t.cpu()
@@ -283,19 +179,3 @@ def _check_map(draft: Eagle3, t2d: TensorInfo | None, source: WeightSource, wher
         mask = source.read(t2d.name).bool()
         if int(mask.sum()) != len(target) or not bool(mask[target].all()):
             raise CheckpointError(f"{where}: t2d marks {int(mask.sum())} ids, d2t leads to {len(target)}; they must be the same ids")
-
-
-def _device(device: str, load_config: LoadConfig) -> torch.device:
-    if device == "auto" and load_config.device is not None:
-        return torch.device(load_config.device)
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(device)
-
-
-def _dtype(requested: str, planned: str | None) -> torch.dtype:
-    name = planned if requested == "auto" else requested
-    value = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise ConfigError(f"dtype is {name!r} ({'from config.json' if requested == 'auto' else 'requested'}); a floating dtype such as bfloat16 is expected")
-    return value

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def draft_load_config(pair: Pair, policy: Policy) -> LoadConfig:
     """The load config that the draft is loaded with: the very object, the draft's own or the verifier's."""
-    if policy.load_config == "draft-else-verifier" and pair.draft_load is not None:
+    if policy.rule("load_config") == "draft-else-verifier" and pair.draft_load is not None:
         return pair.draft_load
     return pair.verifier_load
 

@@ -96,8 +96,11 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
         *aux_layers(q),
         _dtype(q),
         *load_settings(pair, policy),
-        Setting("checks", policy.checks, f"policy {policy.name}"),
+        Setting("checks", policy.rule("checks"), f"policy {policy.name}"),
     ]
+    if policy.unknown:
+        note = f"not established for {policy.name}; shown as under policy draft"
+        settings.append(Setting("unknown", ", ".join(policy.unknown), f"policy {policy.name}", None, note))
     return Plan(pair, policy, dialect, {s.name: s for s in settings})
 
 
@@ -118,13 +121,13 @@ def _quantization(q: Question) -> list[Setting]:
         own = None
     elif requested is not None and (own or {}).get("quant_method") != requested:
         raise q.fail(f"quantization {requested!r} was asked for, but its config declares {describe_quantization(own)}")
-    if own is None and evidence and q.policy.checks == "strict":
+    if own is None and evidence and q.policy.rule("checks") == "strict":
         raise q.fail(
             f"it declares no quantization, but holds {evidence[0]} and {len(evidence) - 1} more such tensors; its quantization_config is missing"
         )
     files = {"draft": (q.draft, own), "verifier": (q.verifier, other), "none": (q.draft, None)}
     rows = []
-    for name, origin in (("quantization", q.policy.layer_quantization), ("edge_quantization", q.policy.edge_quantization)):
+    for name, origin in (("quantization", q.policy.rule("layer_quantization")), ("edge_quantization", q.policy.rule("edge_quantization"))):
         checkpoint, section = files[origin]
         source = f"{origin} {checkpoint.name}: {checkpoint.quantization_source if section else 'declares nothing'}"
         note = "" if section == own else f"the draft's own files say {describe_quantization(own)}"

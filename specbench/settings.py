@@ -95,7 +95,7 @@ def vocabulary(q: Question) -> list[Setting]:
     if choice == "draft" and own is None:
         raise q.fail("override embed_tokens='draft', but it has no embed_tokens.weight")
     shareable = other is not None and (own is None or own.shape == other.shape)
-    prefer_own = choice == "draft" or (choice is None and q.policy.embed_tokens == "draft")
+    prefer_own = choice == "draft" or (choice is None and _own_embedding_first(q))
     if own is not None and (prefer_own or not shareable):
         if choice == "verifier":
             raise q.fail(f"override embed_tokens='verifier', but its own is {list(own.shape)} and the verifier's {list(other.shape) if other else 'absent'}")
@@ -114,6 +114,11 @@ def vocabulary(q: Question) -> list[Setting]:
     differs = config_vocab.value is not None and config_vocab.value != verifier_vocab
     note = f"the draft's config says {config_vocab.value}, the verifier's {verifier_vocab}: padded differently" if differs else ""
     return [embedding, Setting("vocab_size", vocab, embedding.source, verifier_vocab, note), *_draft_vocabulary(q, verifier_vocab, vocab)]
+
+
+def _own_embedding_first(q: Question) -> bool:
+    rule = q.policy.rule("embed_tokens")
+    return rule == "draft" or (rule == "verifier-unless-target-hidden-size" and q.dialect.flag("target_hidden_size").key is not None)
 
 
 def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> list[Setting]:
@@ -139,8 +144,10 @@ def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> 
         settings.append(Setting("d2t", "draft", "draft tensors: d2t (offsets: verifier id = draft id + d2t)"))
     elif size in (verifier_vocab, embedding_rows):
         settings.append(Setting("d2t", "identity", "full vocabulary, no d2t stored"))
-    elif t2d is not None:
+    elif t2d is not None and q.policy.rule("checks") == "strict":
         settings.append(Setting("d2t", "t2d", "draft tensors: t2d", None, "d2t is absent; the ids that t2d marks, in order, stand in", True))
+    elif q.policy.rule("checks") != "strict":
+        settings.append(Setting("d2t", "identity", f"policy {q.policy.name}", None, "no d2t: draft ids are taken for verifier ids", True))
     else:
         raise q.fail(f"draft vocabulary {size} is smaller than the verifier's {verifier_vocab}, and there is neither d2t nor t2d to map it")
     return settings
@@ -154,7 +161,12 @@ def layers(q: Question) -> list[Setting]:
         raise q.fail(f"its layers are numbered {indices}; 0..{len(indices) - 1} is expected")
     claimed = q.dialect.size("num_hidden_layers").value
     note = "" if claimed in (None, len(indices)) else f"config.json says {claimed}; the stored tensors decide"
-    if claimed is not None and claimed < len(indices):
+    count, source, rule = len(indices), "draft tensors: layers.*", q.policy.rule("layer_count")
+    if rule == "one" or (rule == "config" and claimed is not None):
+        count = 1 if rule == "one" else claimed
+        source = f"policy {q.policy.name}: " + ("always one" if rule == "one" else "num_hidden_layers of config.json")
+        note = "" if count == len(indices) else f"{len(indices)} are stored"
+    elif claimed is not None and claimed < len(indices):
         unused = [n for n in tensors if n.startswith("layers.") and int(n.split(".")[1]) >= claimed]
         raise q.fail(f"config.json says num_hidden_layers {claimed}, but layers {indices} are stored; unused would be: {', '.join(unused[:12])}")
     has = {
@@ -165,13 +177,13 @@ def layers(q: Question) -> list[Setting]:
         "fc_bias": "fc.bias" in tensors,
         "use_hidden_norm": "layers.0.hidden_norm.weight" in tensors,
     }
-    settings = [Setting("num_hidden_layers", len(indices), "draft tensors: layers.*", None, note, bool(note))]
+    settings = [Setting("num_hidden_layers", count, source, None, note, bool(note))]
     for name, value in has.items():
         spelled = q.dialect.flag({"fc_bias": "eagle_fc_bias"}.get(name, name))
         clash = spelled.key is not None and bool(spelled.value) != value and name in ("attention_bias", "mlp_bias", "fc_bias")
         note = f"{spelled.key} is {spelled.value}; the stored tensors decide" if clash else ""
         settings.append(Setting(name, value, "draft tensors", None, note, clash))
-    return [*settings, _windows(q, len(indices))]
+    return [*settings, _windows(q, count)]
 
 
 def _windows(q: Question, count: int) -> Setting:
@@ -225,6 +237,9 @@ def residual(q: Question) -> list[Setting]:
     family, found = q.dialect.family, q.dialect.flag("norm_before_residual")
     if "norm_before_residual" in q.overrides:
         before = Setting("norm_before_residual", bool(q.overrides["norm_before_residual"]), "override")
+    elif q.policy.rule("norm_before_residual") == "false":
+        note = f"config.json says {found.value}, which is never read" if found.value else ""
+        before = Setting("norm_before_residual", False, f"policy {q.policy.name}", None, note, bool(note))
     elif found.key:
         before = Setting("norm_before_residual", bool(found.value), f"draft config.json: {found.key}")
     else:

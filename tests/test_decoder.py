@@ -10,7 +10,7 @@ from tiny import tiny_verifier, tiny_w4a16_verifier
 from transformers import AutoModelForCausalLM
 
 from specbench.errors import CheckpointError, ConfigError
-from specbench.load import load_verifier
+from specbench.verifier import load_verifier
 from specbench.pair import Pair, open_checkpoint
 
 N_LAYERS = 8

@@ -15,7 +15,7 @@ from specbench.errors import CheckpointError, CheckpointKeyError
 from specbench.quant.linear import Linear
 from specbench.quant.scheme import Scheme
 
-W4 = Scheme("pack-quantized", 4, 32, True)
+W4 = Scheme("pack-quantized", 4, "group", 32)
 SENTINEL = 7
 
 
@@ -82,7 +82,7 @@ def test_a_complete_file_fills_every_parameter_with_its_values(tmp_path):
     stored = tensors()
     infos, module = headers(tmp_path, stored), Block()
     check(module, infos, "draft x", set())
-    fill(module, infos.items(), "draft x", strict=True)
+    fill(module, infos.items(), "draft x", "strict")
     assert torch.equal(module.qkv_proj.weight, torch.cat([stored[f"{p}_proj.weight"] for p in "qkv"]))
     assert torch.equal(module.qkv_proj.bias, torch.cat([stored[f"{p}_proj.bias"] for p in "qkv"]))
     assert torch.equal(module.down_proj.weight, stored["down_proj.weight"])
@@ -91,7 +91,7 @@ def test_a_complete_file_fills_every_parameter_with_its_values(tmp_path):
 
 
 def test_packed_shards_fill_their_rows(tmp_path):
-    scheme = Scheme("pack-quantized", 4, 32, False)
+    scheme = Scheme("pack-quantized", 4, "group", 32, symmetric=False)
     stored = {"d2t": torch.arange(4), "embed_tokens.weight": torch.randn(10, 32)}
     rows = {"q_proj": 16, "k_proj": 8, "v_proj": 8, "down_proj": 16}
     for name, out in rows.items():
@@ -103,7 +103,7 @@ def test_packed_shards_fill_their_rows(tmp_path):
     stored |= {f"{p}_proj.bias": torch.zeros(rows[f"{p}_proj"]) for p in "qkv"}
     infos, module = headers(tmp_path, stored), Block(scheme)
     check(module, infos, "draft x", set())
-    fill(module, infos.items(), "draft x", strict=True)
+    fill(module, infos.items(), "draft x", "strict")
     for leaf in ("weight_packed", "weight_scale", "weight_zero_point"):
         assert torch.equal(getattr(module.qkv_proj, leaf), torch.cat([stored[f"{p}_proj.{leaf}"] for p in "qkv"])), leaf
     assert module.qkv_proj.weight_shape.tolist() == [[16, 32], [8, 32], [8, 32]]
@@ -205,7 +205,7 @@ def test_floats_convert_and_short_indices_widen(tmp_path, dtype):
     stored["d2t"] = stored["d2t"].int()
     infos, module = headers(tmp_path, stored), Block()
     check(module, infos, "draft x", set())
-    fill(module, infos.items(), "draft x", strict=True)
+    fill(module, infos.items(), "draft x", "strict")
     assert torch.equal(module.down_proj.weight, stored["down_proj.weight"].float())
     assert module.d2t.tolist() == [0, 1, 2, 3]
 
@@ -226,7 +226,7 @@ def test_an_unchecked_fill_raises_the_name_that_was_looked_up(tmp_path):
     stored = tensors()
     infos, module = headers(tmp_path, stored), Block(W4)
     with pytest.raises(KeyError) as caught:
-        fill(module, infos.items(), "draft x", strict=False)
+        fill(module, infos.items(), "draft x", "unexpected")
     error = caught.value
     assert isinstance(error, CheckpointKeyError)
     assert error.args[0] == error.name == "down_proj.weight" == str(error)
@@ -239,13 +239,13 @@ def test_an_unchecked_fill_raises_the_name_that_was_looked_up(tmp_path):
 def test_a_shard_is_looked_up_under_its_fused_name(tmp_path):
     infos = headers(tmp_path, {"k_proj.weight": torch.zeros(8, 32)})
     with pytest.raises(CheckpointKeyError) as caught:
-        fill(Block(W4), infos.items(), "draft x", strict=False)
+        fill(Block(W4), infos.items(), "draft x", "unexpected")
     assert (caught.value.args[0], caught.value.tensor) == ("qkv_proj.weight", "k_proj.weight")
 
 
 def test_an_unchecked_fill_leaves_missing_tensors_as_they_were(tmp_path):
     module = Block()
-    fill(module, headers(tmp_path, {"d2t": torch.arange(4)}).items(), "draft x", strict=False)
+    fill(module, headers(tmp_path, {"d2t": torch.arange(4)}).items(), "draft x", "unexpected")
     assert bool((module.down_proj.weight == SENTINEL).all())
 
 
@@ -257,17 +257,17 @@ def test_values_that_are_not_finite_are_refused_only_where_checked(tmp_path, val
     stored = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in stored.items()}
     infos = headers(tmp_path, stored)
     with pytest.raises(CheckpointError, match="k_proj.weight holds values that are not finite"):
-        fill(Block(dtype=dtype), infos.items(), "draft x", strict=True)
-    fill(Block(dtype=dtype), infos.items(), "draft x", strict=False)
+        fill(Block(dtype=dtype), infos.items(), "draft x", "strict")
+    fill(Block(dtype=dtype), infos.items(), "draft x", "unexpected")
 
 
 def test_a_value_that_overflows_on_conversion_is_refused(tmp_path):
     stored = tensors()
     stored["down_proj.weight"][0, 0] = 1e6
     infos = headers(tmp_path, stored)
-    fill(Block(), infos.items(), "draft x", strict=True)
+    fill(Block(), infos.items(), "draft x", "strict")
     with pytest.raises(CheckpointError, match="down_proj.weight"):
-        fill(Block(dtype=torch.float16), infos.items(), "draft x", strict=True)
+        fill(Block(dtype=torch.float16), infos.items(), "draft x", "strict")
 
 
 def test_destinations_are_views_of_the_parameters():

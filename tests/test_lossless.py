@@ -10,7 +10,7 @@ from tiny import tiny_pair
 
 from specbench.decode.engine import decode
 from specbench.decode.lossless import compare, greedy_deficits
-from specbench.load import load_verifier
+from specbench.verifier import load_verifier
 from specbench.models.decoder import Decoder
 from specbench.pair import open_pair
 

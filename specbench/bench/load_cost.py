@@ -58,7 +58,8 @@ def measure(pair: Pair, policy: str, device: str, dtype: str) -> LoadCost:
     """The measurement itself, in this process."""
     import torch
 
-    from ..load import load_draft, load_verifier
+    from ..load import load_draft
+    from ..verifier import load_verifier
 
     verifier = load_verifier(pair, device=device, dtype=dtype)
     cuda = verifier.device.type == "cuda"

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, CheckpointKeyError
+from ..errors import CheckpointError, CheckpointKeyError, CheckpointShapeError
 from ..quant.linear import Linear
-from .files import DTYPES, TensorInfo, read_into
+from .files import DTYPES, TensorInfo, read_into, same_shape
 
 Stored = TensorInfo | Tensor
 
@@ -73,23 +73,39 @@ def check(module: nn.Module, tensors: dict[str, TensorInfo], where: str, optiona
             continue
         out = destination(module, parameter, shard)
         filled.add((parameter, shard))
-        if tuple(out.shape) != info.shape:
+        if not same_shape(info.shape, tuple(out.shape)):
             problems["shape"].append(f"{name}: stored {list(info.shape)}, expected {list(out.shape)}")
         if not _converts(DTYPES[info.dtype], out.dtype):
             problems["dtype"].append(f"{name}: stored {info.dtype}, expected {str(out.dtype).removeprefix('torch.')}")
-    problems["missing"] = sorted(stored_name(name, shard) for name, shard in wanted - filled if name not in optional)
+    absent = sorted((name, shard) for name, shard in wanted - filled if name not in optional)
+    problems["missing"] = [stored_name(name, shard) for name, shard in absent if not _may_be_left_out(module, name)]
     if any(problems.values()):
         lines = [f"  {kind} ({len(names)}): " + "; ".join(names[:5]) for kind, names in problems.items() if names]
         raise CheckpointError(f"{where}: stored tensors and configuration disagree; no weight was read\n" + "\n".join(lines))
 
 
+def drop_left_out(module: nn.Module, tensors: Iterable[str]) -> None:
+    """Remove parameters that a format makes optional and the file leaves out (GPTQ's g_idx)."""
+    stored = {place(name)[0] for name in tensors}
+    for name, _ in list(module.named_parameters()):
+        if name not in stored and _may_be_left_out(module, name):
+            owner, _, leaf = name.rpartition(".")
+            module.get_submodule(owner).register_parameter(leaf, None)
+
+
+def _may_be_left_out(module: nn.Module, parameter: str) -> bool:
+    owner, _, leaf = parameter.rpartition(".")
+    linear = module.get_submodule(owner)
+    return isinstance(linear, Linear) and leaf in linear.slots and linear.slots[leaf].optional
+
+
 def fill(
-    module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, strict: bool, *, threads: int = 1, progress: int = 0
+    module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, checks: str, *, threads: int = 1, progress: int = 0
 ) -> None:
     """Copy stored tensors into parameters, in the order that they come.
 
     Args:
-        strict: also refuse values that are not finite; an engine's policy copies whatever comes.
+        checks: "strict" also refuses values that are not finite; "unexpected" copies whatever comes; "none" skips what finds no parameter.
         threads: tensors that are copied side by side; more than 1 asks for `tensors` that stay valid.
         progress: how many tensors come, for a bar that appears after a second; 0 shows none.
 
@@ -102,24 +118,26 @@ def fill(
     def copy(job: tuple[str, Stored, Tensor]) -> None:
         name, item, out = job
         _copy(name, item, out)
-        if strict and not finite(out):
+        if checks == "strict" and not finite(out):
             stored = DTYPES[item.dtype] if isinstance(item, TensorInfo) else item.dtype
             cast = "" if out.dtype == stored else f", or {_short(stored)} values that {_short(out.dtype)} cannot hold"
             raise CheckpointError(f"{where}: {name} holds values that are not finite (the file is damaged{cast})")
 
-    jobs = _destinations(module, tensors, where)
+    jobs = _destinations(module, tensors, where, skip=checks == "none")
     with ThreadPoolExecutor(threads) as pool:
         done = map(copy, jobs) if threads == 1 else pool.map(copy, jobs)
         for _ in tqdm(done, "loading", progress or None, disable=not progress, delay=1, leave=False, unit="tensor"):
             pass
 
 
-def _destinations(module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str) -> Iterator[tuple[str, Stored, Tensor]]:
+def _destinations(module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, skip: bool) -> Iterator[tuple[str, Stored, Tensor]]:
     for name, item in tensors:
         parameter, shard = place(name)
         try:
             yield name, item, destination(module, parameter, shard)
         except KeyError:
+            if skip:
+                continue
             raise CheckpointKeyError(parameter, tensor=name, module_parameters=_siblings(module, parameter), source=where) from None
 
 
@@ -127,9 +145,9 @@ def _copy(name: str, item: Stored, out: Tensor) -> None:
     if isinstance(item, TensorInfo):
         read_into(item, out)
         return
-    if item.shape != out.shape:
-        raise CheckpointError(f"{name} is {list(item.shape)}; its place is {list(out.shape)}")
-    out.copy_(item)
+    if not same_shape(tuple(item.shape), tuple(out.shape)):
+        raise CheckpointShapeError(f"{name} is {list(item.shape)}; its place is {list(out.shape)}")
+    out.copy_(item.view(out.shape))
 
 
 def _shards(module: nn.Module, parameter: str) -> list[int | None]:

@@ -43,6 +43,11 @@ class Linear(nn.Module):
         self.register_parameter("bias", _frozen(torch.empty(sum(out_features), dtype=dtype, device="meta")) if bias else None)
         self.kernel: Kernel | None = None
 
+    def initial(self, leaf: str) -> float:
+        """What parameter `leaf` holds until a file fills it (see `formats.Slot`)."""
+        slot = self.slots.get(leaf)
+        return 0.0 if slot is None or slot.initial is None else slot.initial
+
     def shard(self, leaf: str, index: int) -> Tensor:
         """The part of parameter `leaf` that shard `index` fills, as a view."""
         parameter: Tensor = getattr(self, leaf)

@@ -1,0 +1,107 @@
+"""Load a verifier: its own config decides everything, and every tensor must find its place.
+
+What enters: a pair. What leaves: a `Decoder`. It does not know drafts or policies.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .building import allocate, finish, open_weights, pick_device, pick_dtype, progress_of
+from .checkpoint.families import look
+from .checkpoint.files import TensorInfo
+from .checkpoint.fill import check, drop_left_out, fill
+from .checkpoint.hub import materialize
+from .checkpoint.load_formats import fill_dummy
+from .checkpoint.rope import read_rope
+from .errors import ConfigError
+from .models.decoder import Decoder, DecoderConfig
+from .pair import Pair, read_with
+from .quant.scheme import parse_quantization
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True) -> Decoder:
+    """Load the verifier of `pair` (Llama, Mistral, Qwen2 or Qwen3 dense), strictly.
+
+    Args: see `load_draft`. `packed=False` multiplies dequantized weights, the reference.
+
+    Raises:
+        ConfigError: another architecture, or a config that contradicts itself.
+        CheckpointError: tensors missing, unexpected, or of another shape or kind of dtype.
+    """
+    load_config = pair.verifier_load
+    checkpoint = read_with(pair.verifier, load_config)
+    where = f"verifier {checkpoint.name}"
+    tensors = {name.removeprefix("model."): info for name, info in checkpoint.tensors.items()}
+    config = _with_stored_biases(decoder_config(checkpoint.config, f"{where}/config.json"), tensors)
+    quantization = parse_quantization(checkpoint.quantization, f"{where}/config.json: quantization_config")
+    named = look(checkpoint.config, "dtype", "torch_dtype").value
+    model = Decoder(config, quantization.for_module if quantization else lambda _: None, pick_dtype(dtype, named))
+    has_head = any(name.startswith("lm_head.") for name in tensors)
+    if has_head and config.tie_word_embeddings:
+        warnings.warn(f"{where}: tie_word_embeddings is true, but lm_head is stored; the stored head is used", stacklevel=2)
+    tied = config.tie_word_embeddings and not has_head
+    check(model, tensors, where, {"lm_head.weight"} if tied else set())
+    drop_left_out(model, tensors)
+    materialize(checkpoint, [], tokenizer=True)
+    source = open_weights(checkpoint, load_config)
+    allocate(model, pick_device(device, load_config), skip={"lm_head"} if tied else set())
+    if source.dummy:
+        fill_dummy(model)
+    else:
+        items = ((name.removeprefix("model."), item) for name, item in source.stored())
+        fill(model, items, where, "strict", threads=source.threads, progress=progress_of(load_config, tensors))
+    if tied:
+        model.lm_head.weight = model.embed_tokens.weight
+    finish(model, packed)
+    eos = look(checkpoint.config, "eos_token_id").value
+    model.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+    model.folder = checkpoint.path
+    return model.eval()
+
+
+def _with_stored_biases(config: DecoderConfig, tensors: Mapping[str, TensorInfo]) -> DecoderConfig:
+    """GPTQ files often store biases that config.json does not mention; a stored one is added."""
+    stored = {"qkv_bias": "self_attn.q_proj.bias", "o_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.down_proj.bias"}
+    found = {flag: getattr(config, flag) or f"layers.0.{name}" in tensors for flag, name in stored.items()}
+    return replace(config, **found)
+
+
+def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
+    """A `DecoderConfig` from a transformers config.json.
+
+    Raises:
+        ConfigError: an architecture, activation or attention that the native decoder does not compute.
+    """
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise ConfigError(f"{where}: model_type is {kind!r}; the native decoder computes {', '.join(MODEL_TYPES)}")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ConfigError(f"{where}: hidden_act is {config['hidden_act']!r}; the native decoder computes 'silu'")
+    window = config.get("sliding_window") if config.get("use_sliding_window", kind == "mistral") else None
+    if window is not None:
+        raise ConfigError(f"{where}: sliding_window is {window}; the native decoder attends to everything")
+    heads = config["num_attention_heads"]
+    bias = bool(config.get("attention_bias", False))
+    return DecoderConfig(
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_hidden_layers=config["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        max_position_embeddings=config["max_position_embeddings"],
+        rms_norm_eps=config["rms_norm_eps"],
+        rope=read_rope(config, where, config["max_position_embeddings"])[0],
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=bias or kind == "qwen2",
+        o_bias=bias,
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        qk_norm=kind == "qwen3",
+    )
