@@ -6,6 +6,8 @@ or which file fills it. Several projections that read the same input (q, k, v; g
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -38,6 +40,9 @@ class Linear(nn.Module):
         self.scheme, self.dtype = scheme, dtype
         self.slots = layout(scheme, in_features, sum(out_features), dtype, name)
         for leaf, slot in self.slots.items():
+            if slot.shard_dim is not None:
+                rows = (sum(self._extent(leaf, i) for i in range(len(out_features))),)
+                slot = replace(slot, shape=slot.shape[: slot.shard_dim] + rows + slot.shape[slot.shard_dim + 1 :])
             shape = slot.shape if slot.shard_dim is not None or len(out_features) == 1 else (len(out_features), *slot.shape)
             self.register_parameter(leaf, _frozen(torch.empty(shape, dtype=slot.dtype, device="meta")))
         self.register_parameter("bias", _frozen(torch.empty(sum(out_features), dtype=dtype, device="meta")) if bias else None)
@@ -57,9 +62,17 @@ class Linear(nn.Module):
         if slot is not None and slot.shard_dim is None:
             return parameter[index]
         dim = 0 if slot is None else slot.shard_dim or 0
-        rows_per_unit = sum(self.out_features) // parameter.shape[dim]
-        start = sum(self.out_features[:index]) // rows_per_unit
-        return parameter.narrow(dim, start, self.out_features[index] // rows_per_unit)
+        start = sum(self._extent(leaf, i) for i in range(index))
+        return parameter.narrow(dim, start, self._extent(leaf, index))
+
+    def _extent(self, leaf: str, index: int) -> int:
+        """How long shard `index` is along the dimension in which the shards of `leaf` are concatenated: outputs, words of outputs, or blocks of them."""
+        rows, slot = self.out_features[index], self.slots.get(leaf)
+        if slot is None or slot.shard_dim is None:
+            return rows
+        if self.scheme is not None and self.scheme.block is not None and leaf.startswith("weight_scale"):
+            return -(-rows // self.scheme.block[0])
+        return rows * slot.shape[slot.shard_dim] // sum(self.out_features)
 
     @torch.no_grad()
     def finish(self, packed: bool = True, strict: bool = True) -> None:
