@@ -23,7 +23,7 @@ def test_quantized_verifier_under_the_old_engine_is_a_key_error(tmp_path: Path) 
     assert not failure.loaded and failure.is_key_error and failure.error == "CheckpointKeyError"
     assert failure.key == failure.tensor == "layers.0.mlp.down_proj.weight"
     assert {name.rpartition(".")[2] for name in failure.module_parameters} == {"weight_packed", "weight_scale", "weight_shape"}
-    assert failure.frames[-1].endswith("in fill")
+    assert failure.frames[-1].startswith("fill.py:")
     facts = failure.to_frame().set_index("fact").value
     assert facts["its args[0]"] == failure.key and facts["error"] == "CheckpointKeyError, a KeyError"
 
