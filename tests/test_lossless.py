@@ -10,9 +10,9 @@ from tiny import tiny_pair
 
 from specbench.decode.engine import decode
 from specbench.decode.lossless import compare, greedy_deficits
-from specbench.verifier import load_verifier
 from specbench.models.decoder import Decoder
 from specbench.pair import open_pair
+from specbench.verifier import load_verifier
 
 PROMPT = [5, 9, 17, 33]
 
