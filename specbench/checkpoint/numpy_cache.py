@@ -37,9 +37,10 @@ def numpy_cache(files: WeightFiles, map_location: str | dict[str, str] = "cpu") 
     if not _current(folder, files):
         _write(folder, files, map_location)
     for name, dtype, shape, file in read_json(folder / MANIFEST)["tensors"]:
-        path = folder / Path(file).name
-        empty = 0 in shape
-        raw = torch.from_numpy(np.load(path, mmap_mode=None if empty else "c", allow_pickle=False))
+        if 0 in shape:  # no bytes to map
+            yield name, torch.empty(shape, dtype=DTYPES[dtype])
+            continue
+        raw = torch.from_numpy(np.load(folder / Path(file).name, mmap_mode="c", allow_pickle=False))
         yield name, raw.view(DTYPES[dtype]).view(shape)
 
 
