@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..errors import ConfigError
 from ..models.eagle3 import Eagle3
 
 
@@ -20,8 +21,9 @@ class Proposer(Protocol):
     def begin(self, length: int) -> None:
         """Start a sequence of at most `length` tokens."""
 
-    def extend(self, tokens: Tensor, aux: Tensor, start: int) -> None:
-        """Take in committed pairs: `tokens` [1, n], token i + 1 beside the auxiliary states `aux` [1, n, K * hidden] of position i = start + ..."""
+    def extend(self, tokens: Tensor, aux: Tensor | None, start: int) -> None:
+        """Take in committed pairs: `tokens` [1, n], token i + 1 beside the auxiliary states `aux` [1, n, K * hidden] of position i, from
+        i = start on; None where no layers were asked for."""
 
     def propose(self, count: int) -> Tensor:
         """The next `count` ids, int64 [1, count], following the last extended pair."""
@@ -37,7 +39,9 @@ class EagleChain:
         self.cache = self.draft.new_cache(length)
         self.slots = torch.arange(length, device=self.draft.device)[None]
 
-    def extend(self, tokens: Tensor, aux: Tensor, start: int) -> None:
+    def extend(self, tokens: Tensor, aux: Tensor | None, start: int) -> None:
+        if aux is None:
+            raise ConfigError("an EAGLE-3 draft reads auxiliary states of the verifier; pass aux_layers=draft.aux_layers")
         end = start + tokens.shape[1]
         step = self.draft.step(self.slots[:, start:end], end, masked=tokens.shape[1] > 1)
         self.hidden = self.draft(tokens, self.draft.fuse(aux), step, self.cache)[:, -1:]

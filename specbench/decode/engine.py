@@ -75,7 +75,7 @@ def decode(
     Args:
         num_speculative_tokens: k, proposals a round; 0 runs the verifier alone and never touches the draft.
         max_new_tokens: at least 1.
-        aux_layers: verifier states that the proposer reads.
+        aux_layers: ascending ids of the verifier states that the proposer reads (see `Decoder.forward`).
         eos_ids: stop after one of these; None takes the verifier's.
 
     Raises:
@@ -98,8 +98,7 @@ def decode(
     timing.prefill_s = clock.lap()
     if k and proposer is not None:
         proposer.begin(length)
-        if first.aux is not None:
-            proposer.extend(slots.new_tensor([tokens[1:]]), first.aux, 0)
+        proposer.extend(slots.new_tensor([tokens[1:]]), first.aux, 0)
     timing.draft_s += clock.lap()
 
     accepted_per_round: list[int] = []
@@ -122,9 +121,9 @@ def decode(
         accepted_per_round.append(min(accepted, len(kept)))
         proposed_per_round.append(count)
 
-        if count and proposer is not None and verified.aux is not None and tokens[-1] not in stops and len(tokens) < length:
+        if count and proposer is not None and tokens[-1] not in stops and len(tokens) < length:
             clock.lap()  # bookkeeping above is neither draft nor verify
-            proposer.extend(slots.new_tensor([tokens[start + 1 :]]), verified.aux[:, : len(kept)], start)
+            proposer.extend(slots.new_tensor([tokens[start + 1 :]]), None if verified.aux is None else verified.aux[:, : len(kept)], start)
             timing.draft_s += clock.lap()
     timing.decode_s = clock.total() - timing.prefill_s
     finish: FinishReason = "eos" if tokens[-1] in stops else cut
@@ -166,7 +165,8 @@ def _check_arguments(verifier: Decoder, proposer: Proposer | None, prompt_ids: l
     if not prompt_ids:
         raise ConfigError("the prompt holds no token; at least one is needed")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
-        raise ConfigError(f"prompt ids run {min(prompt_ids)}..{max(prompt_ids)}; the verifier's vocabulary is 0..{vocab - 1}: wrong tokenizer?")
+        found = f"{min(prompt_ids)}..{max(prompt_ids)}"
+        raise ConfigError(f"prompt ids run {found}; the verifier's vocabulary is 0..{vocab - 1}: wrong tokenizer?")
     if len(prompt_ids) >= context:
         raise ConfigError(f"the prompt has {len(prompt_ids)} tokens and the verifier's context {context}; nothing can follow")
     if k < 0 or max_new_tokens < 1:

@@ -36,7 +36,7 @@ def prefill(verifier: Decoder, cache: Cache, tokens: Tensor, positions: Tensor, 
 
 
 def accept(proposed: list[int], best: list[int]) -> int:
-    """How many of `proposed` stand: the longest prefix in which each is the verifier's own choice. `best` has one entry more (the bonus)."""
+    """How many of `proposed` stand: the longest prefix in which each is the verifier's own choice. `best` has one more, the bonus."""
     count = 0
     for ours, theirs in zip(proposed, best, strict=False):
         if ours != theirs:
