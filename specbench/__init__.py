@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from . import plots as plots
     from .bench.runner import benchmark as benchmark
     from .bundled import bundled_pair as bundled_pair
+    from .failure_atlas import atlas as atlas
     from .load import load_draft as load_draft
     from .pair import open_pair as open_pair
     from .plan import resolve as resolve
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from .verifier import load_verifier as load_verifier
 
 _HOMES = {
+    "atlas": "failure_atlas",
     "open_pair": "pair",
     "bundled_pair": "bundled",
     "resolve": "plan",
@@ -28,7 +30,7 @@ _HOMES = {
     "benchmark": "bench.runner",
 }
 _MODULES = ("plots",)
-__all__ = ["__version__", "benchmark", "bundled_pair", "generate", "load_draft", "load_verifier", "open_pair", "plots", "resolve"]
+__all__ = ["__version__", "atlas", "benchmark", "bundled_pair", "generate", "load_draft", "load_verifier", "open_pair", "plots", "resolve"]
 __version__ = "0.1.0"
 
 

@@ -17,6 +17,7 @@ from .checkpoint.load_config import LoadConfig, parse_load_config
 from .checkpoint.load_formats import headers
 from .checkpoint.weight_files import KINDS, WeightFiles, weight_files
 from .errors import CheckpointFileError, ConfigError
+from .speculative import SpeculativeConfig, check_speculative_config, parse_speculative_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,21 +51,23 @@ class Pair:
     """A verifier and the draft that is to speculate for it.
 
     verifier_load: how the verifier's weights are read. draft_load: the same for the draft; None is unset, and a policy says what that
-    means.
+    means. speculative: vLLM's dict, as it was given.
     """
 
     verifier: Checkpoint
     draft: Checkpoint
     verifier_load: LoadConfig = field(default_factory=LoadConfig)
     draft_load: LoadConfig | None = None
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
 
 
 def open_pair(
     verifier: str | Path,
-    draft: str | Path,
+    draft: str | Path | None = None,
     *,
     revision: str | None = None,
     draft_revision: str | None = None,
+    speculative_config: SpeculativeConfig | dict[str, Any] | str | None = None,
     load_config: LoadConfig | Mapping[str, Any] | None = None,
     draft_load_config: LoadConfig | Mapping[str, Any] | None = None,
 ) -> Pair:
@@ -72,18 +75,24 @@ def open_pair(
 
     Args:
         verifier: folder, or hub id ("RedHatAI/Qwen3-8B-quantized.w4a16").
-        draft: folder or hub id of an EAGLE-3 draft.
+        draft: folder or hub id of an EAGLE-3 draft; None takes `speculative_config["model"]`.
         revision: commit, tag or branch of the verifier on the hub.
         draft_revision: the same for the draft.
+        speculative_config: vLLM's dict (or its JSON text), verbatim; its model, revision and draft_load_config stand in for arguments that are not
+            given, its quantization for `resolve`'s override.
         load_config: how the verifier's weights are found and read, as vLLM's dict; None is all defaults.
         draft_load_config: the same for the draft; None is unset: the verifier's counts.
 
     Raises:
-        ConfigError: no draft, the draft is the verifier, or a load config with an unknown key or value.
+        ConfigError: no draft, the draft is the verifier, or a load or speculative config with an unknown key, a wrong value or a contradiction.
         CheckpointFileError: files missing or damaged.
         CheckpointError: weights only in a pickle, and one that asks for more than tensors.
         DownloadError: a hub id that cannot be fetched.
     """
+    config = parse_speculative_config(speculative_config)
+    draft = config.model if draft is None else draft
+    draft_revision = config.revision if draft_revision is None else draft_revision
+    draft_load_config = config.draft_load_config if draft_load_config is None else draft_load_config
     if not draft or str(draft) == str(verifier):
         raise ConfigError(
             f"draft is {str(draft)!r} and verifier is {str(verifier)!r}: an EAGLE-3 draft is a checkpoint of its own, with fc.weight and one "
@@ -92,7 +101,9 @@ def open_pair(
     verifier_load = parse_load_config(load_config)
     draft_load = None if draft_load_config is None else parse_load_config(draft_load_config, "draft_load_config")
     opened = open_checkpoint(verifier, revision, verifier_load)
-    return Pair(opened, open_checkpoint(draft, draft_revision, draft_load or verifier_load), verifier_load, draft_load)
+    pair = Pair(opened, open_checkpoint(draft, draft_revision, draft_load or verifier_load), verifier_load, draft_load, config)
+    check_speculative_config(config, pair)
+    return pair
 
 
 def open_checkpoint(source: str | Path, revision: str | None = None, load_config: LoadConfig | None = None) -> Checkpoint:

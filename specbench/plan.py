@@ -42,6 +42,12 @@ class Plan:
         """What may cost acceptance without an error: the notes of settings that were guessed or contradicted."""
         return [f"{s.name}: {s.note}" for s in self.settings.values() if s.warning]
 
+    def command(self, engine: str = "vllm", num_speculative_tokens: int | None = None) -> str:
+        """How `engine` ("vllm", "sglang", "trtllm") is started on this pair, with what it cannot express as comments (see `command.command`)."""
+        from .command import command
+
+        return command(self, engine, num_speculative_tokens, speculative_config=self.pair.speculative)
+
     def to_frame(self) -> pd.DataFrame:
         """One row per setting: setting | value | source | verifier | note."""
         import pandas as pd
@@ -77,7 +83,7 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
     Raises:
         ConfigError: not an EAGLE-3 draft, or a setting that the files leave open or contradict.
     """
-    policy, overrides = get_policy(policy), dict(overrides or {})
+    policy, overrides = get_policy(policy), {**pair.speculative.plan_overrides(), **(overrides or {})}
     unknown = [key for key in overrides if key not in OVERRIDES]
     if unknown:
         raise ConfigError(f"unknown override {unknown[0]!r}; known: {', '.join(OVERRIDES)}")
