@@ -82,8 +82,9 @@ def benchmark(
     }  # fmt: skip
     checkpoints = {"verifier": pair.verifier, "draft": pair.draft} | ({"baseline": baseline} if baseline else {})
     with Recorder(_folder(run_dir), provenance(parameters, checkpoints, asked)) as recorder:
-        from ..load import load_draft, load_verifier
+        from ..load import load_draft
         from ..text import load_tokenizer
+        from ..verifier import load_verifier
 
         verifier = load_verifier(pair, device=device, dtype=dtype, packed=packed)
         draft = load_draft(pair, policy, device=device, dtype=dtype, verifier=verifier, packed=packed) if any(ks) else None
