@@ -152,15 +152,15 @@ def test_two_groups_each_with_its_scheme():
 SCHEMES = {
     "W8A8 dynamic": (
         {"format": "int-quantized", "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}, "inputs": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}},
-        Scheme("int-quantized", 8, "channel", activations=Activations("int8", True, True)),
+        Scheme("int-quantized", 8, "channel", activations=Activations("int8", True)),
     ),
     "FP8 static": (
         {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}, "inputs": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}},
-        Scheme("float-quantized", 8, "tensor", activations=Activations("fp8", False, False)),
+        Scheme("float-quantized", 8, "tensor", activations=Activations("fp8", False)),
     ),
     "FP8 block": (
         {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}, "inputs": {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True}},
-        Scheme("float-quantized", 8, "block", block=(128, 128), activations=Activations("fp8", True, False, group_size=128)),
+        Scheme("float-quantized", 8, "block", block=(128, 128), activations=Activations("fp8", True, group_size=128)),
     ),
     "NVFP4A16": (
         {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, "inputs": None},

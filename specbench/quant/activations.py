@@ -32,8 +32,7 @@ def quantize_input(x: Tensor, how: Activations, input_scale: Tensor | None, inpu
         grouped = x.view(x.shape[0], -1, how.group_size)
         scale = (grouped.abs().amax(-1) / F8_MAX).clamp_min(1e-12).repeat_interleave(how.group_size, 1)
     else:
-        top = x.abs().amax(-1, keepdim=True) if how.per_token else x.abs().max().reshape(1, 1)
-        scale = (top / F8_MAX).clamp_min(1e-12)
+        scale = (x.abs().amax(-1, keepdim=True) / F8_MAX).clamp_min(1e-12)
     return (x / scale).clamp(-F8_MAX, F8_MAX).to(torch.float8_e4m3fn), scale, None
 
 
@@ -42,12 +41,9 @@ def _int8(x: Tensor, how: Activations, input_scale: Tensor | None, input_zero_po
         scale = input_scale.float().reshape(-1).max().reshape(1, 1)
         zero = None if input_zero_point is None else input_zero_point.float().reshape(-1)[0].reshape(1, 1)
     elif how.symmetric:
-        top = x.abs().amax(-1, keepdim=True) if how.per_token else x.abs().max().reshape(1, 1)
-        scale, zero = (top / 127.0).clamp_min(1e-12), None
+        scale, zero = (x.abs().amax(-1, keepdim=True) / 127.0).clamp_min(1e-12), None
     else:
         low, high = x.amin(-1, keepdim=True).clamp_max(0), x.amax(-1, keepdim=True).clamp_min(0)
-        if not how.per_token:
-            low, high = low.min().reshape(1, 1), high.max().reshape(1, 1)
         scale = ((high - low) / 255.0).clamp_min(1e-12)
         zero = (-128 - low / scale).round()
     q = x / scale
@@ -66,10 +62,10 @@ def fake_quantize(x: Tensor, how: Activations, input_scale: Tensor | None, input
 
 
 def _nvfp4(x: Tensor, group: int, global_scale: Tensor | None) -> Tensor:
-    """Groups of e2m1 numbers under e4m3 scales under one fp32 scale (`global_scale` multiplies; computed from x where it is None)."""
+    """Groups of e2m1 numbers under e4m3 scales under one fp32 scale (`global_scale` multiplies; one a row where it is None)."""
     grouped = x.view(x.shape[0], -1, group)
     top = grouped.abs().amax(-1, keepdim=True)
-    multiplier = FP4_MAX * F8_MAX / x.abs().max().clamp_min(1e-12) if global_scale is None else global_scale.float().reshape(-1)[0]
+    multiplier = FP4_MAX * F8_MAX / x.abs().amax(-1)[:, None, None].clamp_min(1e-12) if global_scale is None else global_scale.float().reshape(-1)[0]
     scale = (top / FP4_MAX * multiplier).clamp(max=F8_MAX).to(torch.float8_e4m3fn).float() / multiplier
     units = torch.where(scale > 0, grouped / scale.clamp_min(1e-30), torch.zeros_like(grouped))
     return (round_fp4(units) * scale).view_as(x)

@@ -136,7 +136,7 @@ def _packed_layout(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> dict[s
     per_word, groups = 32 // scheme.bits, _groups(scheme, k)
     slots = {
         "weight_packed": Slot((n, -(-k // per_word)), torch.int32),
-        "weight_scale": Slot((n, groups), dtype),
+        "weight_scale": Slot((n, groups), torch.float32),
         "weight_shape": Slot((2,), torch.int64, None),
     }
     if not scheme.symmetric:
@@ -248,7 +248,7 @@ def _awq_layout(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> dict[str,
     return {
         "qweight": Slot((k, n // 8), torch.int32, 1),
         "qzeros": Slot((groups, n // 8), torch.int32, 1),
-        "scales": Slot((groups, n), dtype, 1),
+        "scales": Slot((groups, n), torch.float32, 1),
     }
 
 
@@ -266,7 +266,7 @@ def _gptq_layout(scheme: Scheme, k: int, n: int, dtype: torch.dtype) -> dict[str
     return {
         "qweight": Slot((k // per_word, n), torch.int32, 1),
         "qzeros": Slot((groups, n // per_word), torch.int32, 1),
-        "scales": Slot((groups, n), dtype, 1),
+        "scales": Slot((groups, n), torch.float32, 1),
         "g_idx": Slot((k,), torch.int32, None, optional=not scheme.actorder),
     }
 

@@ -22,13 +22,14 @@ LINEAR_CLASSES = ("Linear", "ReplicatedLinear", "ColumnParallelLinear", "RowPara
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """How inputs are quantized before the product. kind: "int8", "fp8", "nvfp4". dynamic: scales computed per call, else stored
-    (input_scale).
-    per_token: one scale a row (else one a tensor). group_size: columns that share a scale, or None."""
+    """How inputs are quantized before the product. kind: "int8", "fp8", "nvfp4". dynamic: scales computed per call, else stored.
+
+    group_size: columns that share a scale, or None. A dynamic scale is one a row, also where a config asks for one a tensor: vLLM does so
+    where its kernels can, and with a scale over all rows a token's logits would depend on its neighbours: speculation would change the output.
+    """
 
     kind: str
     dynamic: bool
-    per_token: bool
     symmetric: bool = True
     group_size: int | None = None
 
@@ -103,6 +104,7 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
     from compressed_tensors.quantization import QuantizationConfig
     from pydantic import ValidationError
 
+    section, reordered = _without_actorder(section)
     try:
         config = QuantizationConfig.model_validate({k: v for k, v in section.items() if k not in ("version", "sparsity_config", "transform_config")})
     except ValidationError as error:
@@ -121,12 +123,27 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
             raise ConfigError(f"{source}: {name}: output_activations is set; no kernel here quantizes outputs")
         layout = getattr(group, "format", None) or config.format
         if group.weights is not None:
-            scheme = _ct_scheme(group, _text(layout), f"{source}: {name}")
+            scheme = _ct_scheme(group, _text(layout), f"{source}: {name}", name in reordered)
             rules.append(Rule(_ct_matcher(tuple(group.targets), targets=True), scheme))
     return Quantization(tuple(rules), _ct_matcher(tuple(config.ignore or ()), targets=False))
 
 
-def _ct_scheme(group: Any, layout: str, source: str) -> Scheme:
+def _without_actorder(section: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """The section without actorder "group", which compressed-tensors 0.20 no longer accepts, and the groups that had it: older files store g_idx."""
+    groups, reordered = section.get("config_groups"), set()
+    if not isinstance(groups, dict):
+        return section, reordered
+    cleaned = {}
+    for name, group in groups.items():
+        weights = group.get("weights") if isinstance(group, dict) else None
+        if isinstance(weights, dict) and weights.get("actorder") in ("group", True):
+            reordered.add(name)
+            group = {**group, "weights": {**weights, "actorder": None}}
+        cleaned[name] = group
+    return {**section, "config_groups": cleaned}, reordered
+
+
+def _ct_scheme(group: Any, layout: str, source: str, actorder: bool) -> Scheme:
     weights, inputs = group.weights, group.input_activations
     readable = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized")
     if layout not in readable:
@@ -139,11 +156,12 @@ def _ct_scheme(group: Any, layout: str, source: str) -> Scheme:
     if inputs is not None and layout not in ("pack-quantized", "mxfp4-pack-quantized"):
         kind = "nvfp4" if layout == "nvfp4-pack-quantized" else "int8" if _text(inputs.type) == "int" else "fp8"
         dynamic = inputs.dynamic is True or inputs.dynamic == "local"
-        activations = Activations(kind, dynamic, _text(inputs.strategy) == "token", bool(inputs.symmetric), inputs.group_size)
+        activations = Activations(kind, dynamic, bool(inputs.symmetric), inputs.group_size)
     if layout == "naive-quantized":
         layout = "int-quantized" if _text(weights.type) == "int" else "float-quantized"
     block = tuple(weights.block_structure) if weights.block_structure else None
-    actorder = layout == "pack-quantized" and _text(weights.actorder) == "group"
+    if actorder and layout != "pack-quantized":
+        raise ConfigError(f"{source}: actorder 'group' with format {layout!r}; 'pack-quantized' stores the order of columns")
     group_size = weights.group_size if strategy == "group" else None
     return Scheme(layout, weights.num_bits, strategy, group_size, block, bool(weights.symmetric), actorder, activations)
 
@@ -186,15 +204,15 @@ def _fp8(section: dict[str, Any], source: str) -> Quantization:
     if mode not in ("dynamic", "static"):
         raise ConfigError(f"{source}: activation_scheme is {mode!r}; 'dynamic' or 'static' is expected")
     if block is not None:
-        scheme = Scheme("fp8-block", 8, "block", None, (int(block[0]), int(block[1])), activations=Activations("fp8", True, True, group_size=int(block[1])))
+        scheme = Scheme("fp8-block", 8, "block", None, (int(block[0]), int(block[1])), activations=Activations("fp8", True, group_size=int(block[1])))
     else:
-        scheme = Scheme("fp8", 8, "tensor", activations=Activations("fp8", mode == "dynamic", False))
+        scheme = Scheme("fp8", 8, "tensor", activations=Activations("fp8", mode == "dynamic"))
     ignored = section.get("ignored_layers") or section.get("modules_to_not_convert")
     return Quantization((Rule(_body, scheme),), _substrings(ignored))
 
 
 def _fbgemm(section: dict[str, Any], source: str) -> Quantization:
-    scheme = Scheme("fbgemm-fp8", 8, "channel", activations=Activations("fp8", True, True))
+    scheme = Scheme("fbgemm-fp8", 8, "channel", activations=Activations("fp8", True))
     return Quantization((Rule(_body, scheme),), _substrings(section.get("modules_to_not_convert")))
 
 
@@ -214,10 +232,10 @@ def _modelopt(section: dict[str, Any], source: str) -> Quantization:
 
 def _modelopt_scheme(algorithm: Any, section: dict[str, Any], source: str) -> Scheme:
     if algorithm == "FP8":
-        return Scheme("modelopt-fp8", 8, "tensor", activations=Activations("fp8", False, False))
+        return Scheme("modelopt-fp8", 8, "tensor", activations=Activations("fp8", False))
     if algorithm == "NVFP4":
         group = _group(section.get("group_size", 16), source)
-        return Scheme("modelopt-nvfp4", 4, "group", group, activations=Activations("nvfp4", True, False, group_size=group))
+        return Scheme("modelopt-nvfp4", 4, "group", group, activations=Activations("nvfp4", True, group_size=group))
     raise ConfigError(f"{source}: quant_algo is {algorithm!r}; readable: 'FP8', 'NVFP4', 'MIXED_PRECISION'")
 
 
