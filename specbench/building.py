@@ -67,3 +67,14 @@ def pick_dtype(requested: str, planned: str | None) -> torch.dtype:
     if not isinstance(value, torch.dtype) or not value.is_floating_point:
         raise ConfigError(f"dtype is {name!r} ({'from config.json' if requested == 'auto' else 'requested'}); a floating dtype such as bfloat16 is expected")
     return value
+
+
+def pick_cache_dtype(name: str) -> torch.dtype | None:
+    """What keys and values are rounded to: None for "auto".
+
+    Raises:
+        ConfigError: another name than "auto", "fp8" or "fp8_e4m3".
+    """
+    if name not in ("auto", "fp8", "fp8_e4m3"):
+        raise ConfigError(f"kv_cache_dtype is {name!r}; 'auto', 'fp8' or 'fp8_e4m3' is expected")
+    return None if name == "auto" else torch.float8_e4m3fn

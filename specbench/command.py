@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from .checkpoint.families import look
 from .errors import ConfigError
@@ -20,8 +21,12 @@ from .plan import Plan, brief, resolve
 from .policies import POLICIES
 from .speculative import METHOD, PLAIN, SpeculativeConfig, check_speculative_config, parse_speculative_config
 
+if TYPE_CHECKING:
+    from .checkpoint.load_config import LoadConfig
+
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
-EVIDENCE = {"quantization": "layer_quantization"}  # a plan's setting -> the policy's field for it, where they differ
+RULE_OF = {"quantization": "layer_quantization", "num_hidden_layers": "layer_count"}  # setting -> its field of a policy, where names differ
+UNSAID = ("checks", "edge_quantization", "load_format", "download_dir", "weights")  # they follow from others, or are no engine's business
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,25 +46,32 @@ class Job:
         return self.plan.pair.verifier
 
     @property
-    def load_config(self) -> dict[str, Any]:
-        return {} if self.config.draft_load_config is None else self.config.draft_load_config.changed()
+    def load_config(self) -> LoadConfig | None:
+        """The draft's own; None where it has none, and the verifier's counts."""
+        return self.config.draft_load_config or self.plan.pair.draft_load
+
+    @property
+    def default_aux_layers(self) -> tuple[int, ...]:
+        n = int(_text(self.verifier)["num_hidden_layers"])
+        return (2, n // 2, n - 3)
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     """One engine at one version.
 
-    keys: what of a `speculative_config` its options carry, or what may only say what holds there anyway; a comment names the rest. notes:
-    each looks at a job and returns a comment, or "". policies: names of `POLICIES` that say what this version does with a draft; a comment
-    says where they differ from the plan.
+    keys: what of a `speculative_config` its options carry, or what may only say what holds there anyway; a comment names the rest.
+    policies: names of `POLICIES` that say what it does with a draft when no option is given. sets: settings of the plan that its options
+    carry; for the others, a comment says where the policies differ from the plan. notes: each looks at a job and returns a comment, or "".
     """
 
     title: str
     version: str
     write: Callable[[Job, frozenset[str]], str]
     keys: frozenset[str]
+    policies: tuple[str, ...]
     notes: tuple[Callable[[Job], str], ...]
-    policies: tuple[str, ...] = ()
+    sets: frozenset[str] = frozenset()
 
 
 def command(
@@ -89,7 +101,7 @@ def command(
         resolve(plan.pair, overrides=config.plan_overrides())  # raises where the draft's files contradict it
     check_speculative_config(config, plan.pair)
     row, job = ENGINES[engine], Job(plan, config, _tokens(num_speculative_tokens, config.num_speculative_tokens))
-    notes = [*_other_than_files(job, row), *_other_than_engine(job, row), *(make(job) for make in row.notes)]
+    notes = [*dict.fromkeys(_differences(job, row)), *(make(job) for make in row.notes)]
     left = {key: value for key, value in config.to_dict().items() if key not in row.keys}
     notes += [f"speculative_config.{key} {json.dumps(value)} has no equal here: left out" for key, value in left.items()]
     # Notes quote config files; joined to one line they cannot end the comment.
@@ -110,27 +122,37 @@ def _vllm(job: Job, keys: frozenset[str]) -> str:
     said: dict[str, Any] = {"method": METHOD, "model": job.draft.name, "num_speculative_tokens": job.k}
     if job.draft.revision:
         said["revision"] = job.draft.revision
+    config = replace(job.config, draft_load_config=job.load_config)
     plain = ("quantization", PLAIN[0])  # vLLM has no word for it
-    said |= {key: value for key, value in job.config.to_dict().items() if key in keys - set(said) and (key, value) != plain}
-    options = [*_option("--revision", job.verifier.revision), *_option("--dtype", job.plan["dtype"])]
-    return _shell(["vllm", "serve", job.verifier.name], *options, ["--speculative-config", json.dumps(said)])
+    said |= {key: value for key, value in config.to_dict().items() if key in keys - set(said) and (key, value) != plain}
+    return _shell(["vllm", "serve", job.verifier.name], *_verifier_options(job), ["--speculative-config", json.dumps(said)])
 
 
 def _sglang(job: Job, keys: frozenset[str]) -> str:
     return _shell(
         ["python", "-m", "sglang.launch_server"],
         ["--model-path", job.verifier.name],
-        *_option("--revision", job.verifier.revision),
-        *_option("--dtype", job.plan["dtype"]),
+        *_verifier_options(job),
         ["--speculative-algorithm", "EAGLE3"],
         ["--speculative-draft-model-path", job.draft.name],
         *_option("--speculative-draft-model-revision", job.draft.revision),
         *_option("--speculative-draft-model-quantization", _sglang_quantization(job)),
-        *_option("--speculative-draft-load-format", job.load_config.get("load_format")),
+        *_option("--speculative-draft-load-format", job.load_config and job.load_config.load_format),
         ["--speculative-num-steps", str(job.k)],
         ["--speculative-eagle-topk", "1"],
         ["--speculative-num-draft-tokens", str(job.k + 1)],
     )
+
+
+def _verifier_options(job: Job) -> list[list[str]]:
+    """Options that vLLM and SGLang spell alike."""
+    load = job.plan.pair.verifier_load
+    return [
+        *_option("--revision", job.verifier.revision),
+        *_option("--dtype", job.plan["dtype"]),
+        *_option("--load-format", load.load_format if load.load_format != "auto" else None),
+        *_option("--download-dir", load.download_dir),
+    ]
 
 
 def _sglang_quantization(job: Job) -> str | None:
@@ -144,7 +166,7 @@ def _trtllm(job: Job, keys: frozenset[str]) -> str:
     inner = [f"max_draft_len={job.k}", f"speculative_model={job.draft.name!r}"]
     if captured := _captured(job):
         inner.append(f"eagle3_layers_to_capture={{{', '.join(map(str, captured))}}}")
-    if job.load_config.get("load_format") == "dummy":
+    if job.load_config and job.load_config.load_format == "dummy":
         inner.append("load_format='dummy'")
     outer = [f"model={job.verifier.name!r}"]
     outer += [f"{key}={value!r}" for key, value in (("revision", job.verifier.revision), ("dtype", job.plan["dtype"])) if value]
@@ -174,55 +196,35 @@ def _shell(*groups: list[str]) -> str:
     return " \\\n    ".join(shlex.join(group) for group in groups)
 
 
-def _other_than_files(job: Job, row: Engine) -> Iterator[str]:
-    """What the plan has by override or policy; an engine reads the draft's files."""
-    if job.plan.policy.name in row.policies:
-        return
-    try:
-        files = resolve(job.plan.pair)
-    except ConfigError as error:
-        yield f"without the plan's overrides the files leave open what to do: {error}"
-        return
-    for name, setting in job.plan.settings.items():
-        other = files.settings.get(name)
-        if name not in ("checks", "aux_layers", "edge_quantization") and other is not None and other.value != setting.value:
-            yield f"no option for {name} {brief(setting.value)} ({setting.source}); the files say {brief(other.value)}"
-
-
-def _other_than_engine(job: Job, row: Engine) -> Iterator[str]:
-    for name in row.policies:
+def _differences(job: Job, row: Engine) -> Iterator[str]:
+    """Where the plan (by its policy, or by an override) is not what the engine does with the same files."""
+    for policy in row.policies:
         try:
-            theirs = resolve(job.plan.pair, name)
+            theirs = resolve(job.plan.pair, policy).settings
         except ConfigError as error:
-            yield f"{row.title} {row.version} has no way to load this pair: {error}"
+            yield f"{row.title} {row.version} cannot load this pair as its files are: {error}"
             continue
-        for key, setting in theirs.settings.items():
-            ours = job.plan.settings.get(key)
-            if key != "checks" and (ours is None or ours.value != setting.value):
-                evidence = POLICIES[name].evidence.get(EVIDENCE.get(key, key), setting.source)
-                yield f"{key} becomes {brief(setting.value)}, the plan has {brief(ours.value) if ours else 'none'} ({evidence})"
+        for name, ours in job.plan.settings.items():
+            other = theirs.get(name)
+            if other is None or other.value == ours.value or name in row.sets.union(UNSAID):
+                continue
+            why = POLICIES[policy].evidence.get(RULE_OF.get(name, name), other.source)
+            yield f"{name} becomes {brief(other.value)}, the plan has {brief(ours.value)} ({why}){_remedy(name, ours.value, policy)}"
 
 
-def _aux_vllm(job: Job) -> str:
-    layers, n = job.plan["aux_layers"], int(_text(job.verifier)["num_hidden_layers"])
-    top, nested = look(job.draft.config, AUX_KEY), look(job.draft.config, f"eagle_config.{AUX_KEY}")
-    reads = [tuple(top.value) if top.key else (2, n // 2, n - 3)]  # nested, they are inputs of layers to one runner, nothing to the other
-    reads += [tuple(nested.value)] if nested.key and not top.key else []
-    if not job.plan["use_fc"] or set(reads) == {layers}:
-        return ""
-    seen = " or, by its other runner, ".join(map(str, reads))
-    return f"vLLM reads layers {seen}; no option sets them: put {AUX_KEY}: {list(layers)} at the top level of the draft's config.json"
+def _remedy(name: str, value: Any, policy: str) -> str:
+    if name == "aux_layers" and POLICIES[policy].aux_layers in ("config-unshifted", "top-level-unshifted"):
+        return f"; to set it, put {AUX_KEY}: {list(value)} at the top level of the draft's config.json"
+    return ""
 
 
 def _aux_sglang(job: Job) -> str:
-    layers, n = job.plan["aux_layers"], int(_text(job.verifier)["num_hidden_layers"])
-    nested, default = look(job.draft.config, f"eagle_config.{AUX_KEY}"), (2, n // 2, n - 3)
-    if nested.key:
-        shift = "SGLang adds 1 to each, since PR 25454 (May 2026) only where the first is 1"
-        return f"the plan has {layers} as inputs of layers, {nested.key} is {nested.value}: {shift}"
-    if not job.plan["use_fc"] or layers == default:
-        return ""
-    return f"SGLang reads these layers from eagle_config.{AUX_KEY} alone and takes {default} without; the plan has {layers}"
+    top, nested = look(job.draft.config, AUX_KEY), look(job.draft.config, f"eagle_config.{AUX_KEY}")
+    if nested.key and nested.value[0] != 1:
+        return f"before PR 25454 (May 2026) SGLang added 1 to each of {nested.key} {nested.value}, now only where the first is 1"
+    if top.key and not nested.key and job.plan["aux_layers"] != job.default_aux_layers:
+        return f"SGLang reads {AUX_KEY} in eagle_config alone, and takes {job.default_aux_layers} without"
+    return ""
 
 
 def _aux_trtllm(job: Job) -> str:
@@ -265,13 +267,19 @@ def _past_end(job: Job) -> str:
 
 
 def _only_format(job: Job) -> str:
-    left = [key for key in job.load_config if key != "load_format"]
+    left = [key for key in (job.load_config.changed() if job.load_config else ()) if key != "load_format"]
     return f"no option for draft_load_config's {', '.join(left)}: left out" if left else ""
 
 
 def _only_dummy(job: Job) -> str:
-    left = {key: value for key, value in job.load_config.items() if (key, value) != ("load_format", "dummy")}
+    said = job.load_config.changed() if job.load_config else {}
+    left = [key for key, value in said.items() if (key, value) != ("load_format", "dummy")]
     return f"of draft_load_config only load_format 'dummy' has an effect; left out: {', '.join(left)}" if left else ""
+
+
+def _verifier_load(job: Job, carried: tuple[str, ...] = ("load_format", "download_dir")) -> str:
+    left = [key for key in job.plan.pair.verifier_load.changed() if key not in carried]
+    return f"of the verifier's load config {', '.join(left)} is left out" if left else ""
 
 
 def _unpinned(job: Job) -> str:
@@ -287,13 +295,14 @@ _VLLM_011 = frozenset({
 })  # fmt: skip
 
 ENGINES: dict[str, Engine] = {
-    "vllm": Engine("vLLM", "0.32.0", _vllm, _VLLM, (_aux_vllm, _longer)),
-    "vllm-0.11.0": Engine("vLLM", "0.11.0", _vllm, _VLLM_011, (_past_end,), ("vllm-0.11.0",)),
+    "vllm": Engine("vLLM", "0.32.0", _vllm, _VLLM, ("vllm-0.32.0", "vllm-0.32.0-mrv2"), (_longer, _verifier_load)),
+    "vllm-0.11.0": Engine("vLLM", "0.11.0", _vllm, _VLLM_011, ("vllm-0.11.0",), (_past_end, _verifier_load)),
     "sglang": Engine(
-        "SGLang", "0.5", _sglang, _COMMON | _HOLDS | {"quantization"},
-        (_flat, _architecture, _residual, _aux_sglang, _longer, _only_format),
+        "SGLang", "0.5", _sglang, _COMMON | _HOLDS | {"quantization"}, ("sglang",),
+        (_flat, _architecture, _aux_sglang, _longer, _only_format, _verifier_load),
     ),
     "trtllm": Engine(
-        "TensorRT-LLM", "1.4.0rc4", _trtllm, _COMMON | _HOLDS, (_flat, _residual, _aux_trtllm, _embedding, _only_dummy, _unpinned)
+        "TensorRT-LLM", "1.4.0rc4", _trtllm, _COMMON | _HOLDS, ("draft",),
+        (_flat, _residual, _aux_trtllm, _embedding, _only_dummy, _unpinned, partial(_verifier_load, carried=())), frozenset({"aux_layers"}),
     ),
 }  # fmt: skip

@@ -96,7 +96,7 @@ def outcomes(attempts: Sequence[Outcome], ax: Axes | None = None) -> Axes:
     columns = list(dict.fromkeys(o.policy for o in attempts))
     rows = list(dict.fromkeys((o.verifier, o.verifier_quantization) for o in attempts))
     with pyplot.rc_context({**STYLE, "axes.grid": False}):
-        canvas = ax if ax is not None else pyplot.subplots(figsize=(2.2 + 2.6 * len(columns), 1.3 + 0.9 * len(rows)))[1]
+        canvas = ax if ax is not None else pyplot.subplots(figsize=(2.0 + 3.0 * len(columns), 1.1 + 0.9 * len(rows)))[1]
         for attempt in attempts:
             x, y = columns.index(attempt.policy), rows.index((attempt.verifier, attempt.verifier_quantization))
             colour = GREEN if attempt.loaded else VERMILION
@@ -107,12 +107,17 @@ def outcomes(attempts: Sequence[Outcome], ax: Axes | None = None) -> Axes:
         canvas.set_ylim(len(rows) - 0.45, -0.55)
         canvas.set_xticks(range(len(columns)), [f"policy {name}" for name in columns])
         canvas.xaxis.tick_top()
-        canvas.set_yticks(range(len(rows)), [f"verifier weights:\n{'plain' if kind == 'none' else kind}" for _, kind in rows])
+        canvas.set_yticks(range(len(rows)), [_weights(kind) for _, kind in rows])
         canvas.tick_params(length=0)
         for side in canvas.spines.values():
             side.set_visible(False)
         canvas.set_title("Does the plain draft load?")
     return canvas
+
+
+def _weights(quantization: str) -> str:
+    """Row label: "compressed-tensors pack-quantized W4" on lines of its own."""
+    return "verifier weights:\n" + ("plain" if quantization == "none" else quantization.replace(" ", "\n", 1))
 
 
 def _pieces(generation: Generation, tokenizer: Any) -> list[tuple[str, Emitted]]:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .building import allocate, finish, open_weights, pick_device, pick_dtype, progress_of
+from .building import allocate, finish, open_weights, pick_cache_dtype, pick_device, pick_dtype, progress_of
 from .checkpoint.files import TensorInfo, read_into
-from .checkpoint.fill import check, drop_left_out, fill, first_part
+from .checkpoint.fill import check, drop_left_out, fill, first_part, is_cache_scale
 from .checkpoint.hub import materialize
 from .checkpoint.load_formats import WeightSource, dummy_, fill_dummy, weights
 from .errors import CheckpointError, ConfigError
@@ -36,6 +36,7 @@ def load_draft(
     dtype: str = "auto",
     verifier: Decoder | None = None,
     packed: bool = True,
+    kv_cache_dtype: str = "auto",
     overrides: Mapping[str, Any] | None = None,
 ) -> Eagle3:
     """Load the draft of `pair` under `policy`.
@@ -45,6 +46,7 @@ def load_draft(
         dtype: "auto" is the plan's (the verifier's own), else a torch dtype name.
         verifier: a loaded verifier whose embedding (and head) the draft may share; without it the verifier's embedding is read again.
         packed: keep 4-bit weights packed where a kernel exists; False multiplies dequantized weights.
+        kv_cache_dtype: "auto" keeps keys and values in the compute dtype, whatever the verifier's cache holds; "fp8" rounds them to e4m3.
         overrides: see `resolve`.
 
     Raises:
@@ -58,8 +60,9 @@ def load_draft(
     pair = replace(pair, draft=read_with(pair.draft, load_config))
     plan = resolve(pair, policy, overrides)
     model = build_draft(plan, pick_dtype(dtype, plan["dtype"]))
+    model.kv_cache_dtype = pick_cache_dtype(kv_cache_dtype)
     where, strict = f"draft {pair.draft.name}", plan["checks"] == "strict"
-    tensors = {name: info for name, info in plan.dialect.tensors.items() if name != "t2d"}
+    tensors = {name: info for name, info in plan.dialect.tensors.items() if name != "t2d" and not is_cache_scale(name)}
     borrowed = {f"{name}.weight" for name in ("embed_tokens", "lm_head") if plan[name] == "verifier"}
     for name in borrowed:
         tensors.pop(name, None)
@@ -94,16 +97,24 @@ def build_draft(plan: Plan, dtype: torch.dtype) -> Eagle3:
     own = plan.policy.rule("layer_quantization") == "draft"
     layers = parse_quantization(plan["quantization"], plan.settings["quantization"].source)
     edges = parse_quantization(plan["edge_quantization"], plan.settings["edge_quantization"].source)
-    # An engine that applies the verifier's section asks it about a layer after the verifier's last one.
-    first = 0 if own else int(plan.pair.verifier.config["num_hidden_layers"])
-    prefix = "layers" if own else "model.layers"
 
     def layer_scheme(index: int, module: str) -> Scheme | None:
-        return None if layers is None else layers.for_module(f"{prefix}.{first + index}.{first_part(module)}")
+        part = first_part(module)
+        if layers is None:
+            return None
+        if own:  # ignore lists of drafts carry the prefix of whichever model wrote them
+            return layers.for_any([f"{prefix}{part}" for prefix in _layer_prefixes(plan, index)])
+        # An engine that applies the verifier's section asks it about a layer after the verifier's last one.
+        return layers.for_module(f"model.layers.{int(plan.pair.verifier.config['num_hidden_layers']) + index}.{part}")
 
-    model = Eagle3(config, layer_scheme, lambda name: None if edges is None else edges.for_module(name), dtype)
+    model = Eagle3(config, layer_scheme, lambda name: None if edges is None else edges.for_any((name, f"model.{name}")), dtype)
     model.aux_layers = plan["aux_layers"]
     return model
+
+
+def _layer_prefixes(plan: Plan, index: int) -> list[str]:
+    """Every prefix under which a quantization section may speak of draft layer `index`."""
+    return [f"layers.{index}.", f"model.layers.{index}.", *(["midlayer."] if index == 0 else [])]
 
 
 def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> None:

@@ -22,6 +22,8 @@ from .settings import QUANTIZED_LEAVES, Question, Setting, fusion, layers, resid
 if TYPE_CHECKING:
     import pandas as pd
 
+# What llm-compressor, vllm-ascend, TorchAO and others write for rotated models.
+ROTATION_KEYS = ("transform_config", "rotation_config", "quarot", "spinquant", "spin_quant", "rotate", "online_rotation", "hadamard")
 OVERRIDES = ("aux_layers", "aux_layer_convention", "embed_tokens", "norm_before_residual", "quantization", "rope_theta")
 
 
@@ -77,7 +79,8 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
     Args:
         overrides: what the user decides instead of the files: aux_layers (ids in the input convention), aux_layer_convention ("input",
         "output"),
-            embed_tokens ("draft", "verifier"), norm_before_residual, quantization ("none", or the method that the draft must declare),
+            embed_tokens ("draft", "verifier"), norm_before_residual, quantization ("none", "verifier", or the method that the
+            draft must declare),
             rope_theta.
 
     Raises:
@@ -119,7 +122,8 @@ def _family(q: Question) -> Setting:
 
 def _quantization(q: Question) -> list[Setting]:
     own, other = q.draft.quantization, q.verifier.quantization
-    requested = q.overrides.get("quantization")
+    asked = q.overrides.get("quantization")
+    requested = asked if asked != "verifier" else str((other or {}).get("quant_method") or "none")
     evidence = [name for name in q.dialect.tensors if name.endswith(tuple(f".{leaf}" for leaf in QUANTIZED_LEAVES))]
     if requested == "none":
         if evidence:
@@ -144,7 +148,18 @@ def _quantization(q: Question) -> list[Setting]:
         if origin == "draft" and requested == "none":
             source = "asked for: none"
         rows.append(Setting(name, section, source, describe_quantization(other), note, bool(note)))
-    return rows
+    declared = Setting("quantization_declared", q.draft.quantization, q.draft.quantization_source or "the draft's files", describe_quantization(other))
+    return [*rows, declared, Setting("quantization_requested", asked or "unset", "speculative_config or override"), *_rotation(q)]
+
+
+def _rotation(q: Question) -> list[Setting]:
+    """QuaRot- or SpinQuant-like verifiers: their states live in a rotated basis that a draft trained on the plain model does not know."""
+    section = q.verifier.quantization or {}
+    seen = [key for key in ROTATION_KEYS if section.get(key) or q.verifier.config.get(key)]
+    if not seen:
+        return []
+    note = f"{seen[0]} is set: hidden states may be rotated, and this draft's fc was not; acceptance falls without an error. Rotate fc, or use a draft of this verifier"
+    return [Setting("rotation", seen[0], f"verifier {q.verifier.name}: {seen[0]}", seen[0], note, True)]
 
 
 def _dtype(q: Question) -> Setting:

@@ -175,13 +175,16 @@ def check_speculative_config(config: SpeculativeConfig, pair: Pair) -> None:
     """Compare what `config` says with what `pair` is (its quantization is compared by `resolve`, see `plan_overrides`).
 
     Raises:
-        ConfigError: another draft than the pair's, a revision of a local folder, or a length beyond what one of the models was made for.
+        ConfigError: another draft or draft_load_config than the pair's, a revision of a local folder, or a length beyond what one of the
+            models was made for.
     """
     draft = pair.draft
     if config.model not in (None, draft.name):
         raise _refusal("model", config.model, f"the pair's draft is {draft.name!r}; name one of them")
     if config.revision is not None and draft.revision is None:
         raise _refusal("revision", config.revision, f"draft {draft.name!r} is a local folder and has none; remove the key")
+    if config.draft_load_config is not None and pair.draft_load not in (None, config.draft_load_config):
+        raise _refusal("draft_load_config", str(config.draft_load_config), f"the pair was opened with {pair.draft_load}; give one of them")
     paths = [f"{prefix}max_position_embeddings" for prefix in ("transformer_layer_config.", "text_config.", "")]
     for which, checkpoint in (("draft", draft), ("verifier", pair.verifier)):
         found = look(checkpoint.config, *paths)

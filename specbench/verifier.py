@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .building import allocate, finish, open_weights, pick_device, pick_dtype, progress_of
+from .building import allocate, finish, open_weights, pick_cache_dtype, pick_device, pick_dtype, progress_of
 from .checkpoint.families import look
 from .checkpoint.files import TensorInfo
-from .checkpoint.fill import check, drop_left_out, fill
+from .checkpoint.fill import check, drop_left_out, fill, is_cache_scale
 from .checkpoint.hub import materialize
 from .checkpoint.load_formats import fill_dummy
 from .checkpoint.rope import read_rope
@@ -25,10 +25,11 @@ from .quant.scheme import parse_quantization
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True) -> Decoder:
+def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True, kv_cache_dtype: str = "auto") -> Decoder:
     """Load the verifier of `pair` (Llama, Mistral, Qwen2 or Qwen3 dense), strictly.
 
-    Args: see `load_draft`. `packed=False` multiplies dequantized weights, the reference.
+    Args: see `load_draft`. `packed=False` multiplies dequantized weights, the reference; `kv_cache_dtype="fp8"` rounds keys and values
+    to e4m3.
 
     Raises:
         ConfigError: another architecture, or a config that contradicts itself.
@@ -37,7 +38,7 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
     load_config = pair.verifier_load
     checkpoint = read_with(pair.verifier, load_config)
     where = f"verifier {checkpoint.name}"
-    tensors = {name.removeprefix("model."): info for name, info in checkpoint.tensors.items()}
+    tensors = {name.removeprefix("model."): info for name, info in checkpoint.tensors.items() if not _foreign(name)}
     config = _with_stored_biases(decoder_config(checkpoint.config, f"{where}/config.json"), tensors)
     quantization = parse_quantization(checkpoint.quantization, f"{where}/config.json: quantization_config")
     named = look(checkpoint.config, "dtype", "torch_dtype").value
@@ -54,7 +55,7 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
     if source.dummy:
         fill_dummy(model)
     else:
-        items = ((name.removeprefix("model."), item) for name, item in source.stored())
+        items = ((name.removeprefix("model."), item) for name, item in source.stored() if not _foreign(name))
         fill(model, items, where, "strict", threads=source.threads, progress=progress_of(load_config, tensors))
     if tied:
         model.lm_head.weight = model.embed_tokens.weight
@@ -62,7 +63,13 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
     eos = look(checkpoint.config, "eos_token_id").value
     model.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
     model.folder = checkpoint.path
+    model.kv_cache_dtype = pick_cache_dtype(kv_cache_dtype)
     return model.eval()
+
+
+def _foreign(name: str) -> bool:
+    """Tensors of a multi-token-prediction module that rides along, old rotary buffers, and scales of an FP8 cache: none is the decoder's own."""
+    return name.removeprefix("model.").startswith("mtp.") or name.endswith("rotary_emb.inv_freq") or is_cache_scale(name)
 
 
 def _with_stored_biases(config: DecoderConfig, tensors: Mapping[str, TensorInfo]) -> DecoderConfig:

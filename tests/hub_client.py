@@ -30,7 +30,7 @@ class Client:
 def _start(environment: dict[str, str]) -> None:
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE"):
         os.environ.pop(name, None)
-    os.environ.update(environment, HF_HUB_DISABLE_PROGRESS_BARS="1", NO_PROXY="127.0.0.1")
+    os.environ.update(environment, HF_HUB_DISABLE_PROGRESS_BARS="1", NO_PROXY="127.0.0.1,localhost")
     import torch
 
     torch.set_num_threads(1)

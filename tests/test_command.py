@@ -138,10 +138,10 @@ def test_vllm_0_11_admits_that_it_takes_the_verifiers_quantization(pair: Pair, t
 
 def test_plan_that_no_option_can_ask_for(pair: Pair) -> None:
     said = notes(command(resolve(pair, "vllm-0.11.0")))
-    assert "no option for quantization compressed-tensors" in said and "the files say none" in said
+    assert "quantization becomes none, the plan has compressed-tensors" in said
     said = notes(command(resolve(pair, overrides={"rope_theta": 5e5, "norm_before_residual": False})))
-    assert "no option for rope" in said and "override" in said
-    assert "no option for norm_before_residual False (override); the files say True" in said
+    assert "rope becomes theta 10000, the plan has theta 500000" in said
+    assert "norm_before_residual becomes True, the plan has False" in said
 
 
 def test_quantized_draft_is_left_to_its_own_files(tmp_path: Path) -> None:
@@ -165,11 +165,15 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], dict[str, str | None], set[in
     ),
     (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, {},
-        {"vllm": "(1, 3, 4)", "vllm-0.11.0": None, "sglang": "eagle_config.eagle_aux_hidden_state_layer_ids is [1, 3, 4]"}, {1, 3, 4},
+        {"vllm": "(1, 3, 4)", "vllm-0.11.0": None, "sglang": None}, {1, 3, 4},
     ),
     (
         {}, {"aux_layers": (2, 3, 8)},
-        {"vllm": "[2, 3, 8] at the top level", "vllm-0.11.0": "aux_layers becomes (2, 4, 5)", "sglang": "(2, 3, 8)"}, {1, 2, 7},
+        {"vllm": "[2, 3, 8] at the top level", "vllm-0.11.0": "aux_layers becomes (2, 4, 5)", "sglang": "aux_layers becomes (2, 4, 5)"}, {1, 2, 7},
+    ),
+    (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}, {"aux_layer_convention": "output"},
+        {"vllm": "[3, 5, 7] at the top level", "sglang": "before PR 25454"}, {2, 4, 6},
     ),
     ({}, {"aux_layers": (0, 3, 8)}, {"vllm": "[0, 3, 8]", "sglang": "(0, 3, 8)", "trtllm": "the input of layer 0 has no number"}, None),
 ]  # fmt: skip
@@ -193,8 +197,8 @@ def test_draft_that_only_the_plan_can_load(tmp_path: Path) -> None:
     draft = write(tmp_path / "draft", draft_config(eagle_aux_hidden_state_layer_ids=None), tensors)
     plan = resolve(open_pair(tiny_verifier(tmp_path / "verifier"), draft), overrides={"aux_layers": (2, 3, 4, 5)})
     said = notes(command(plan))
-    assert "without the plan's overrides" in said and "fc reads 4 states" in said and "[2, 3, 4, 5] at the top level" in said
-    assert "no way to load this pair" in notes(command(plan, "vllm-0.11.0"))
+    assert "cannot load this pair as its files are" in said and "fc reads 4 states" in said
+    assert "cannot load this pair" in notes(command(plan, "vllm-0.11.0"))
     assert trtllm(command(plan, "trtllm"))[1]["eagle3_layers_to_capture"] == {1, 2, 3, 4}
 
 
@@ -269,3 +273,21 @@ def test_nothing_in_a_checkpoint_leaves_its_quotes(tmp_path: Path, engine: str) 
         words = arguments(text)
         assert pair.verifier.name in words and words.count("vllm") + words.count("python") == 1
         assert any(json.dumps(pair.draft.name) in word or pair.draft.name == word for word in words)
+
+
+def test_load_configs_of_the_pair(tmp_path: Path) -> None:
+    loads = {"load_config": {"load_format": "safetensors", "download_dir": "/cache", "device": "cpu"}, "draft_load_config": {"load_format": "hf"}}
+    pair = open_pair(*tiny_pair(tmp_path), **loads)
+    said = options(command(pair))
+    assert (said["--load-format"], said["--download-dir"]) == ("safetensors", "/cache")
+    assert json.loads(said["--speculative-config"])["draft_load_config"] == {"load_format": "hf"}
+    assert notes(command(pair)) == "# note: of the verifier's load config device is left out"
+    said = options(command(pair, "sglang"))
+    assert (said["--load-format"], said["--speculative-draft-load-format"]) == ("safetensors", "hf")
+    assert "load_config becomes" in notes(command(pair, "vllm-0.11.0"))
+    text = command(pair, "trtllm")
+    assert "load_format" in notes(text) and "load_format" not in trtllm(text)[1]
+    with pytest.raises(ConfigError, match=r"draft_load_config is .*load_format=pt.* opened with load_format=hf"):
+        command(pair, speculative_config={"draft_load_config": {"load_format": "pt"}})
+    unset = open_pair(*tiny_pair(tmp_path / "unset"))
+    assert "--speculative-draft-load-format" not in options(command(unset, "sglang"))

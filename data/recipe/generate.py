@@ -80,11 +80,14 @@ def write_text(
     bar = tqdm(total=len(encoded), initial=len(done), desc="conversations", smoothing=0.02)
 
     def choose(hidden: Tensor, temperatures: Tensor) -> Tensor:
-        logits = verifier.lm_head(hidden).float()
-        greedy = logits.argmax(-1)
-        scaled = logits / temperatures.clamp_min(1e-4)[:, None]
-        noise = torch.empty_like(scaled).exponential_(generator=generator).log_()
-        return torch.where(temperatures > 0, (scaled - noise).argmax(-1), greedy)
+        logits = verifier.lm_head(hidden)
+        chosen = logits.argmax(-1)
+        sampled = temperatures.nonzero()[:, 0]
+        if len(sampled):
+            total = (logits[sampled].float() / temperatures[sampled, None]).softmax(-1).cumsum(-1)
+            point = torch.rand(len(sampled), 1, generator=generator) * total[:, -1:]
+            chosen[sampled] = torch.searchsorted(total, point, right=True)[:, 0].clamp_max(logits.shape[-1] - 1)
+        return chosen
 
     def admit(free: list[int]) -> None:
         rows = free[: len(queue)]
@@ -171,8 +174,8 @@ class _ShardWriter:
         self.pending = []
 
 
-def read_text(folder: Path) -> Iterator[dict[str, Tensor]]:
-    """The shards of `folder`, one dictionary of tensors each, states memory-mapped."""
-    for path in sorted(folder.glob("text-*.safetensors")):
+def read_text(folder: Path, pattern: str = "text-*.safetensors") -> Iterator[dict[str, Tensor]]:
+    """The shards of `folder` that match `pattern`, one dictionary of tensors each, states memory-mapped."""
+    for path in sorted(folder.glob(pattern)):
         with safe_open(path, framework="pt") as shard:
-            yield {name: shard.get_tensor(name) for name in shard.keys()}  # noqa: SIM118
+            yield {name: shard.get_tensor(name) for name in shard.keys()}

@@ -39,7 +39,7 @@ def kernel_manager_class() -> type[AsyncKernelManager]:
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
 
-    argv = [sys.executable, "-m", "specbench.bench.kernel", "-f", "{connection_file}", "--log-level=ERROR"]
+    argv = [sys.executable, "-m", "specbench.bench.kernel", "-f", "{connection_file}", "--log-level=CRITICAL"]
     spec = KernelSpec(argv=argv, display_name="Python of this environment", language="python")
 
     class ThisInterpreter(AsyncKernelManager):

@@ -34,6 +34,11 @@ def place(name: str) -> tuple[str, int | None]:
     return name, None
 
 
+def is_cache_scale(name: str) -> bool:
+    """Scales of an FP8 key/value cache; the caches here hold the compute dtype or round without a scale, so they are known and not used."""
+    return name.endswith((".k_scale", ".v_scale", ".kv_scale"))
+
+
 def stored_name(parameter: str, shard: int | None) -> str:
     """The checkpoint's name of what fills `shard` of `parameter`: the inverse of `place`."""
     parents, _, leaf = parameter.rpartition(".")

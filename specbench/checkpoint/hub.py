@@ -139,10 +139,10 @@ class HubTensors(Mapping[str, TensorInfo]):
 
         try:
             with explained(self.repo, self.commit, file):
-                parsed = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit, timeout=timeout())
+                parsed = HfApi().parse_safetensors_file_metadata(self.repo, file, revision=self.commit)
                 size = self._sizes[file]
                 if size is None:
-                    size = get_hf_file_metadata(hf_hub_url(self.repo, file, revision=self.commit), timeout=timeout()).size or 0
+                    size = get_hf_file_metadata(hf_hub_url(self.repo, file, revision=self.commit)).size or 0
             tensors = parsed.tensors.items()
             header = {name: {"dtype": t.dtype, "shape": t.shape, "data_offsets": t.data_offsets} for name, t in tensors}
             data = max((t.data_offsets[1] for _, t in tensors), default=0)

@@ -42,15 +42,20 @@ class Step:
 
 
 class LayerCache:
-    """Keys and values of one layer. kv: [2, B, S, kv_heads, head_dim]."""
+    """Keys and values of one layer. kv: [2, B, S, kv_heads, head_dim]. rounded_to: a narrower dtype that they pass through, or None."""
 
-    __slots__ = ("kv",)
+    __slots__ = ("kv", "rounded_to")
 
-    def __init__(self, batch: int, length: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(
+        self, batch: int, length: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, rounded_to: torch.dtype | None
+    ) -> None:
+        self.rounded_to = rounded_to
         self.kv = torch.zeros(2, batch, length, kv_heads, head_dim, dtype=dtype, device=device)
 
     def update(self, keys: Tensor, values: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Write [B, n, kv_heads, d] at `step.positions`; return keys and values [B, kv_heads, limit, d]."""
+        if self.rounded_to is not None:
+            keys, values = (t.to(self.rounded_to).to(t.dtype) for t in (keys, values))
         if step.rows is None and keys.shape[0] == 1:
             self.kv[0, 0].index_copy_(0, step.positions[0], keys[0])
             self.kv[1, 0].index_copy_(0, step.positions[0], values[0])
@@ -69,9 +74,17 @@ class Cache:
     """The caches of all layers of one model. Slots beyond the committed length hold leftovers that no query sees."""
 
     def __init__(
-        self, layers: int, batch: int, length: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
+        self,
+        layers: int,
+        batch: int,
+        length: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        rounded_to: torch.dtype | None = None,
     ) -> None:
-        self.layers = [LayerCache(batch, length, kv_heads, head_dim, dtype, device) for _ in range(layers)]
+        self.layers = [LayerCache(batch, length, kv_heads, head_dim, dtype, device, rounded_to) for _ in range(layers)]
         self.length = length
         self.batch = batch
 

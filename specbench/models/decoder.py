@@ -97,6 +97,7 @@ class Decoder(nn.Module):
         self.lm_head = Linear("lm_head", config.hidden_size, (config.vocab_size,), scheme_of("lm_head"), dtype)
         self.eos_ids: frozenset[int] = frozenset()
         self.folder: Path | None = None  # where it was loaded from; a tokenizer may lie there
+        self.kv_cache_dtype: torch.dtype | None = None  # what keys and values are rounded to; None keeps the compute dtype
         self.rotary: Tensor | None = None
 
     @property
@@ -106,7 +107,7 @@ class Decoder(nn.Module):
     def new_cache(self, length: int, batch: int = 1) -> Cache:
         """A cache of `length` slots for `batch` sequences, in the model's dtype."""
         c = self.config
-        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device)
+        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
 
     def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
         """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query."""

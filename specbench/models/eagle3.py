@@ -135,6 +135,7 @@ class Eagle3(nn.Module):
         self.d2t = nn.Parameter(torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta"), requires_grad=False)
         self.unproposable: Tensor | None = None  # bool [draft_vocab]: ids that the verifier's tokenizer does not have
         self.aux_layers: tuple[int, ...] = ()  # which verifier states it reads; set by the plan
+        self.kv_cache_dtype: torch.dtype | None = None  # what keys and values are rounded to; None keeps the compute dtype
         self.rotary: Tensor | None = None
 
     @property
@@ -144,7 +145,7 @@ class Eagle3(nn.Module):
     def new_cache(self, length: int, batch: int = 1) -> Cache:
         """A cache of `length` slots for `batch` sequences, in the draft's dtype."""
         c = self.config
-        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device)
+        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
 
     def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
         """Place of the next pairs (see `Decoder.step`). The table reaches past the draft's own max_position_embeddings, as vLLM 0.28 does."""

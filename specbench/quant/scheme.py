@@ -9,7 +9,7 @@ substring rule for `modules_to_not_convert` of AWQ, GPTQ and fp8, ModelOpt's she
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -76,9 +76,13 @@ class Quantization:
 
     def for_module(self, name: str) -> Scheme | None:
         """The scheme of the linear module `name` (its checkpoint name), or None if it is plain."""
-        if self.ignored(name):
+        return self.for_any((name,))
+
+    def for_any(self, names: Sequence[str]) -> Scheme | None:
+        """The same for a module that goes by several names; it is ignored if one of them is."""
+        if any(self.ignored(name) for name in names):
             return None
-        return next((rule.scheme for rule in self.rules if rule.matches(name)), None)
+        return next((rule.scheme for rule in self.rules if any(rule.matches(name) for name in names)), None)
 
 
 def parse_quantization(section: dict[str, Any] | None, source: str) -> Quantization | None:
@@ -112,6 +116,9 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
         raise ConfigError(f"{source}: compressed-tensors cannot read {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except TypeError as error:  # its own comparisons come before its checks of types
         raise ConfigError(f"{source}: compressed-tensors cannot read it ({error}); group_size and num_bits are numbers") from None
+    online = online_transforms(section)
+    if online:
+        raise ConfigError(f"{source}: transform_config applies {online[0]} while running; only transforms that are folded into weights are readable")
     sparsity = (section.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise ConfigError(f"{source}: sparsity format {sparsity!r} has no reader here; 'dense' is readable")
@@ -270,6 +277,13 @@ def _body(name: str) -> bool:
 def _substrings(names: Any) -> Callable[[str], bool]:
     listed = tuple(str(n) for n in names or ())
     return lambda name: any(part in name for part in listed)
+
+
+def online_transforms(section: dict[str, Any]) -> list[str]:
+    """Transforms (QuaRot, SpinQuant) of a compressed-tensors section that act on activations, as "name at location"."""
+    groups = (section.get("transform_config") or {}).get("config_groups") or {}
+    places = [(name, arg.get("location")) for name, group in groups.items() for arg in group.get("apply") or ()]
+    return [f"{name} at {place}" for name, place in places if place not in ("weight_input", "weight_output")]
 
 
 def _text(value: Any) -> str:
