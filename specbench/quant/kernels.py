@@ -118,7 +118,8 @@ class Reordered:
     """A kernel over columns sorted by group (GPTQ desc_act, actorder "group"): inputs are gathered in the same order."""
 
     def __init__(self, kernel: Kernel, columns: Tensor) -> None:
-        self.kernel, self.columns, self.name = kernel, columns, f"{kernel.name} reordered"
+        self.kernel, self.columns = kernel, columns
+        self.name: str = f"{kernel.name} reordered"
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.kernel(x[..., self.columns])
@@ -152,11 +153,9 @@ class PackedInt4Cpu:
 
     def expand(self) -> Tensor:
         """Weights [out, in] in the activations' dtype, read back from the packed bytes."""
-        blocks = self.packed.view(self.out_features // self.block, self.in_features, self.block // 2)
-        nibbles = torch.cat((blocks & 15, blocks >> 4), -1)  # [blocks, in, block]
-        levels = nibbles[..., self.order].transpose(1, 2).reshape(self.out_features, -1, self.group_size)
+        levels = unpack_cpu_int4(self.packed, self.out_features, self.in_features, self.block, self.order)
         scale, zero = self.scales_and_zeros.permute(2, 1, 0)[..., None]  # [out, groups, 1]
-        weight = (levels.to(scale.dtype) - 8) * scale
+        weight = (levels.unflatten(1, (-1, self.group_size)).to(scale.dtype) - 8) * scale
         return (weight + zero).view(self.out_features, self.in_features)
 
     def nbytes(self) -> int:
@@ -201,13 +200,13 @@ def select_kernel(parts: list[Levels | Tensor], scheme: Scheme, inputs: Inputs |
     The packed operators compute in bf16; other activations take the reference, which is also what `packed=False` asks for.
     """
     levels = _stacked(parts)
-    if packed and levels is not None and levels.order is not None:
+    if packed and levels is not None and levels.order is not None and _equal_groups(levels.order, levels.scales.shape[1]):
         columns = levels.order.argsort(stable=True)
         sorted_levels = Levels(levels.levels[:, columns].contiguous(), levels.scales, levels.zero_points)
         kernel = _packed_kernel(sorted_levels, scheme, inputs, dtype)
         if kernel is not None:
             return Reordered(kernel, columns)
-    elif packed and levels is not None:
+    elif packed and levels is not None and levels.order is None:
         kernel = _packed_kernel(levels, scheme, inputs, dtype)
         if kernel is not None:
             return kernel
@@ -236,6 +235,11 @@ def _stacked(parts: list[Levels | Tensor]) -> Levels | None:
             return None
     zero_points = None if first.zero_points is None else torch.cat([p.zero_points for p in found if p.zero_points is not None])
     return Levels(torch.cat([p.levels for p in found]), torch.cat([p.scales for p in found]), zero_points, first.order)
+
+
+def _equal_groups(order: Tensor, groups: int) -> bool:
+    """Whether every group has the same number of columns, so that columns sorted by group are consecutive groups."""
+    return bool((torch.bincount(order, minlength=groups) * groups == len(order)).all())
 
 
 def _packed_kernel(levels: Levels, scheme: Scheme, inputs: Inputs | None, dtype: torch.dtype) -> Kernel | None:
@@ -281,5 +285,15 @@ def cpu_int4_layout() -> tuple[int, list[int]] | None:
         if len(read) == 2 and sorted((read[0] + 16 * read[1]).tolist()) == list(range(block)):
             order = torch.empty(block, dtype=torch.long)
             order[read[0] + 16 * read[1]] = torch.arange(block)
-            return block, order.tolist()
+            wanted = torch.randint(16, (2 * block, 64), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
+            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(wanted, 1)
+            if torch.equal(unpack_cpu_int4(packed, 2 * block, 64, block, order.tolist()).int(), wanted):
+                return block, order.tolist()
     return None
+
+
+def unpack_cpu_int4(packed: Tensor, rows: int, columns: int, block: int, order: list[int]) -> Tensor:
+    """Levels 0..15, uint8 [rows, columns], from the CPU operator's bytes (see `cpu_int4_layout`)."""
+    blocks = packed.view(rows // block, columns, block // 2)
+    nibbles = torch.cat((blocks & 15, blocks >> 4), -1)  # [blocks, columns, block]
+    return nibbles[..., order].transpose(1, 2).reshape(rows, columns)
