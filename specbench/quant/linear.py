@@ -85,7 +85,7 @@ class Linear(nn.Module):
         Raises:
             CheckpointError: unusable scales, or an index of groups out of range.
         """
-        if self.scheme is None:
+        if self.scheme is None or self.kernel is not None:  # a borrowed head has been finished by its owner
             return
         shards = [self._stored(i) for i in range(len(self.out_features))]
         expanded = [
