@@ -1,0 +1,384 @@
+"""Every matrix product against dequantized weights in fp64, and stored weights against compressed-tensors' own expansion."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compressed_tensors.compressors import NaiveQuantizationCompressor, PackedQuantizationCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from specbench.errors import CheckpointError, ConfigError
+from specbench.quant import kernels
+from specbench.quant.activations import fake_quantize
+from specbench.quant.formats import Levels, dequantize, layout
+from specbench.quant.kernels import (
+    PREFILL_ROWS,
+    Dequantized,
+    Fp8Matmul,
+    Inputs,
+    Int8Matmul,
+    Int8Weights,
+    PackedInt4Cpu,
+    PackedInt4Cuda,
+    cpu_int4_layout,
+    select_kernel,
+)
+from specbench.quant.linear import Linear
+from specbench.quant.scheme import Activations, Scheme
+
+BF16 = torch.bfloat16
+LAYOUT = cpu_int4_layout()
+BLOCK = LAYOUT[0] if LAYOUT else 64
+needs_int4 = pytest.mark.skipif(LAYOUT is None, reason="torch has no int4 operator with a known layout on this CPU")
+ROWS = (1, 2, 7, PREFILL_ROWS["cpu"] - 1, PREFILL_ROWS["cpu"], 100)
+
+
+def w4(group, symmetric=True, actorder=False):
+    return Scheme("pack-quantized", 4, "group", group, symmetric=symmetric, actorder=actorder)
+
+
+def random_levels(out, width, group, asymmetric=False, seed=0, bits=4, dtype=BF16, order=None):
+    g = torch.Generator().manual_seed(seed)
+    half, groups = 1 << (bits - 1), width // group
+    zero_points = torch.randint(-half, half, (out, groups), generator=g, dtype=torch.int8) if asymmetric else None
+    scales = (0.5 + torch.rand(out, groups, generator=g)).to(dtype) / half
+    return Levels(torch.randint(-half, half, (out, width), generator=g, dtype=torch.int8), scales, zero_points, order)
+
+
+def inputs(rows, width, seed=1, dtype=BF16):
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def exact(x, levels):
+    """x @ W.T in fp64, W straight from the definition `(level - zero_point) * scale`."""
+    columns, count = levels.levels.shape[1], levels.scales.shape[1]
+    groups = torch.arange(columns) // (columns // count) if levels.order is None else levels.order
+    weight = levels.levels.double()
+    if levels.zero_points is not None:
+        weight = weight - levels.zero_points.double()[:, groups]
+    return x.double() @ (weight * levels.scales.double()[:, groups]).T
+
+
+def near(ours, expected, rounds=2):
+    """Within `rounds` roundings of the largest output in the output's dtype."""
+    step = torch.finfo(ours.dtype).eps * float(expected.abs().max())
+    return float((ours.double() - expected).abs().max()) <= rounds * step
+
+
+# 4-bit weights ---------------------------------------------------------------------------------------------------------------------------
+
+
+@needs_int4
+@settings(max_examples=40)
+@given(blocks=st.integers(1, 3), groups=st.integers(1, 3), group=st.sampled_from([32, 64, 128, 256]), seed=st.integers(0, 2**16))
+def test_packed_bytes_read_back_bit_for_bit(blocks, groups, group, seed):
+    levels = random_levels(blocks * BLOCK, groups * group, group, seed=seed)
+    kernel = PackedInt4Cpu(levels.levels, levels.scales, None, BF16)
+    assert torch.equal(kernel.expand(), dequantize(levels, BF16))
+
+
+@needs_int4
+@settings(max_examples=20)
+@given(groups=st.integers(1, 3), group=st.sampled_from([32, 64, 128]), seed=st.integers(0, 2**16))
+def test_zero_points_read_back_within_the_operators_own_rounding(groups, group, seed):
+    """The operator keeps -zero_point * scale in bf16: three roundings of at most 15 scales, where the reference rounds once."""
+    levels = random_levels(2 * BLOCK, groups * group, group, asymmetric=True, seed=seed)
+    kernel = PackedInt4Cpu(levels.levels, levels.scales, levels.zero_points, BF16)
+    error = (kernel.expand().float() - dequantize(levels, torch.float32)).abs().view(2 * BLOCK, groups, group)
+    assert bool((error <= 32 * levels.scales.float()[..., None] * 2**-8).all())
+
+
+@needs_int4
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("asymmetric", [False, True])
+def test_packed_product_of_few_and_of_many_rows(rows, asymmetric):
+    levels, x = random_levels(2 * BLOCK, 256, 64, asymmetric), inputs(rows, 256)
+    kernel = PackedInt4Cpu(levels.levels, levels.scales, levels.zero_points, BF16)
+    got = kernel(x)
+    assert (got.dtype, got.shape) == (BF16, (rows, 2 * BLOCK))
+    assert near(got, exact(x, levels), 2 if not asymmetric else 6)
+    if rows >= PREFILL_ROWS["cpu"]:
+        assert torch.equal(got, F.linear(x, kernel.expand()))
+    assert kernel.nbytes() == 2 * BLOCK * 256 // 2 + 2 * BLOCK * 4 * 2 * 2
+
+
+@needs_int4
+def test_every_row_is_multiplied_alone():
+    levels, x = random_levels(BLOCK, 128, 32), inputs(9, 128)
+    kernel = PackedInt4Cpu(levels.levels, levels.scales, None, BF16)
+    assert torch.equal(torch.cat([kernel(row[None]) for row in x]), kernel(x))
+
+
+@settings(max_examples=40)
+@given(
+    outs=st.lists(st.integers(1, 5).map(lambda n: 16 * n), min_size=1, max_size=3),
+    groups=st.integers(1, 3),
+    group=st.sampled_from([8, 16, 32, 64]),
+    asymmetric=st.booleans(),
+    dtype=st.sampled_from([BF16, torch.float32, torch.float16]),
+    rows=st.sampled_from([1, 5, 70]),
+    seed=st.integers(0, 2**16),
+)
+def test_whatever_kernel_is_chosen_multiplies_the_same_weights(outs, groups, group, asymmetric, dtype, rows, seed):
+    parts = [random_levels(out, groups * group, group, asymmetric, seed + i, dtype=dtype) for i, out in enumerate(outs)]
+    x = inputs(rows, groups * group, seed, dtype)
+    got = select_kernel(parts, w4(group, not asymmetric), None, dtype)(x)
+    assert got.dtype == dtype
+    assert near(got, torch.cat([exact(x, part) for part in parts], 1), 6)
+
+
+def test_which_kernel_is_chosen():
+    def chosen(out=2 * BLOCK, group=32, dtype=BF16, packed=True):
+        return select_kernel([random_levels(out, 2 * group, group, dtype=dtype)], w4(group), None, dtype, packed).name
+
+    usual = "int4-packed-cpu" if LAYOUT else "dequantized"
+    assert [chosen(group=g) for g in (32, 64, 128)] == [usual] * 3
+    assert chosen(group=16) == chosen(group=512) == "dequantized"
+    assert chosen(out=BLOCK + 16) == "dequantized"
+    assert chosen(dtype=torch.float32) == chosen(dtype=torch.float16) == "dequantized"
+    assert chosen(packed=False) == "dequantized"
+
+
+@pytest.mark.parametrize("broken", ["missing", "another layout"])
+def test_without_a_known_layout_the_reference_runs(monkeypatch, broken):
+    if broken == "missing":
+        monkeypatch.setattr(kernels.torch.ops, "aten", object())
+    elif LAYOUT is None:
+        pytest.skip("torch has no int4 operator on this CPU")
+    else:
+        pack = torch.ops.aten._convert_weight_to_int4pack_for_cpu
+        monkeypatch.setattr(torch.ops.aten, "_convert_weight_to_int4pack_for_cpu", lambda w, tiles: pack(w, tiles).sort(-1).values)
+    assert cpu_int4_layout.__wrapped__() is None
+    monkeypatch.undo()
+
+    levels, x = random_levels(2 * BLOCK, 128, 64), inputs(5, 128)
+    monkeypatch.setattr(kernels, "cpu_int4_layout", lambda: None)
+    kernel = select_kernel([levels], w4(64), None, BF16)
+    assert kernel.name == "dequantized"
+    assert near(kernel(x), exact(x, levels))
+    with pytest.raises(RuntimeError, match="layout is unknown"):
+        PackedInt4Cpu(levels.levels, levels.scales, None, BF16)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_columns_of_a_stored_group_order(packed):
+    """Groups of actorder (desc_act) files are scattered over the columns."""
+    order = torch.arange(128).remainder(4)[torch.randperm(128, generator=torch.Generator().manual_seed(0))]
+    levels, x = random_levels(2 * BLOCK, 128, 32, order=order), inputs(5, 128)
+    kernel = select_kernel([levels], w4(32, actorder=True), None, BF16, packed)
+    assert kernel.name == ("int4-packed-cpu reordered" if packed and LAYOUT else "dequantized")
+    assert near(kernel(x), exact(x, levels))
+    assert near(kernel(x.view(5, 1, 128))[:, 0], exact(x, levels))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_groups_of_unequal_size_are_multiplied_as_stored(packed):
+    """An index that gives one group more columns than another has no consecutive form."""
+    order = torch.tensor([0] * 40 + [1] * 24 + [2] * 32 + [3] * 32)
+    levels, x = random_levels(2 * BLOCK, 128, 32, order=order), inputs(5, 128)
+    assert near(select_kernel([levels], w4(32, actorder=True), None, BF16, packed)(x), exact(x, levels))
+
+
+# 8-bit weights, with and without 8-bit inputs --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_int8_weights(rows):
+    levels, x = random_levels(48, 96, 96, bits=8), inputs(rows, 96)
+    kernel = select_kernel([levels], Scheme("pack-quantized", 8, "channel"), None, BF16)
+    assert kernel.name == "int8-weights" and isinstance(kernel, Int8Weights)
+    assert near(kernel(x), exact(x, levels), 3)
+    assert kernel.nbytes() == 48 * 96 + 48 * 2
+
+
+@pytest.mark.parametrize("rows", [1, 3, 17, 100])
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_int8_inputs_times_int8_weights(rows, dynamic, dtype):
+    """Against the definition: inputs rounded to their integers, read back, multiplied in fp64."""
+    levels, x = random_levels(48, 96, 96, bits=8, dtype=torch.float32), inputs(rows, 96, dtype=dtype)
+    how, given_scale = Activations("int8", dynamic), None if dynamic else torch.tensor([0.025])
+    scheme = Scheme("int-quantized", 8, "channel", activations=how)
+    kernel = select_kernel([levels], scheme, Inputs(how, given_scale), dtype)
+    assert isinstance(kernel, Int8Matmul)
+    scale = (x.float().abs().amax(1, keepdim=True) / 127).double() if dynamic else given_scale.double()
+    rounded = (x.double() / scale).round().clamp(-128, 127)
+    assert near(kernel(x), exact(rounded, levels) * scale, 4)
+    reference = select_kernel([levels], scheme, Inputs(how, given_scale), dtype, packed=False)
+    assert isinstance(reference, Dequantized)
+    assert near(reference(x), exact(rounded, levels) * scale, 8)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 33])
+@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("per_channel", [True, False])
+def test_fp8_inputs_times_fp8_weights(rows, dynamic, per_channel):
+    g = torch.Generator().manual_seed(0)
+    weight = torch.randn(48, 96, generator=g).to(torch.float8_e4m3fn)
+    scales = torch.rand(48, 1, generator=g) + 0.5 if per_channel else torch.tensor([0.7])
+    x, given_scale = inputs(rows, 96), None if dynamic else torch.tensor([0.01])
+    kernel = kernels.fp8_kernel(weight, [scales], (48,), Inputs(Activations("fp8", dynamic), given_scale), BF16)
+    assert isinstance(kernel, Fp8Matmul)
+    scale = x.float().abs().amax(1, keepdim=True) / 448 if dynamic else given_scale
+    rounded = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double() * scale.double()
+    assert near(kernel(x), rounded @ (weight.double() * scales.double().reshape(-1, 1)).T)
+
+
+def test_fp8_kernel_leaves_other_shapes_and_dtypes_to_the_reference():
+    how = Inputs(Activations("fp8", True))
+    weight = torch.zeros(40, 96, dtype=torch.float8_e4m3fn)
+    assert kernels.fp8_kernel(weight, [torch.ones(1)], (40,), how, BF16) is None
+    assert kernels.fp8_kernel(weight[:32], [torch.ones(1)], (32,), how, torch.float32) is None
+
+
+def test_the_reference_quantizes_inputs_as_the_scheme_says():
+    weight, x, how = torch.randn(16, 32), inputs(4, 32, dtype=torch.float32), Activations("int8", True)
+    kernel = Dequantized(weight, Inputs(how))
+    assert torch.equal(kernel(x), F.linear(fake_quantize(x, how, None), weight))
+    assert not torch.equal(kernel(x), F.linear(x, weight))
+
+
+# Whole layers from stored tensors --------------------------------------------------------------------------------------------------------
+
+
+def compressed(weight, args, compressor=PackedQuantizationCompressor):
+    """Stored tensors of `weight` and its expansion, both by compressed-tensors."""
+    groups = args.group_size or weight.shape[1]
+    grouped = weight.float().view(weight.shape[0], -1, groups)
+    scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
+    scale = scale.to(weight.dtype)
+    stored = compressor.compress({"weight": weight, "weight_scale": scale, "weight_zero_point": zero.to(torch.int8)}, scheme)
+    return stored, compressor.decompress(dict(stored), scheme)["weight"]
+
+
+def filled(linear, shards):
+    """`linear` with its stored tensors, one dictionary a shard."""
+    for leaf in linear.slots:
+        parameter = torch.nn.Parameter(torch.empty_like(getattr(linear, leaf), device="cpu"), requires_grad=False)
+        linear.register_parameter(leaf, parameter)
+    for i, stored in enumerate(shards):
+        for leaf, value in stored.items():
+            linear.shard(leaf, i).data.copy_(value)
+    return linear
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "group"), [(4, 32), (4, 64), (4, 128), (8, 64)])
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_packed_weights_are_what_compressed_tensors_expands(symmetric, bits, group, dtype):
+    args = QuantizationArgs(num_bits=bits, type="int", symmetric=symmetric, strategy="group", group_size=group)
+    stored, expected = compressed(torch.randn(48, 256).to(dtype), args)
+    scheme = Scheme("pack-quantized", bits, "group", group, symmetric=symmetric)
+    slots = layout(scheme, 256, 48, dtype, "x")
+    assert {name: slot.shape for name, slot in slots.items()} == {name: tuple(value.shape) for name, value in stored.items()}
+    linear = filled(Linear("x", 256, (48,), scheme, dtype), [stored])
+    linear.finish(packed=False)
+    ours = linear.kernel.weight
+    assert ours.dtype == dtype
+    # compressed-tensors multiplies in the scale's dtype, so bf16 differs by one rounding at most
+    assert torch.allclose(ours, expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_int8_files_are_what_compressed_tensors_expands(symmetric):
+    args = QuantizationArgs(num_bits=8, type="int", symmetric=symmetric, strategy="channel")
+    stored, expected = compressed(torch.randn(48, 96), args, NaiveQuantizationCompressor)
+    linear = filled(Linear("x", 96, (48,), Scheme("int-quantized", 8, "channel", symmetric=symmetric), torch.float32), [stored])
+    linear.finish(packed=False)
+    assert torch.allclose(linear.kernel.weight, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_fused_layer_is_its_parts_side_by_side(packed, symmetric):
+    args = QuantizationArgs(num_bits=4, type="int", symmetric=symmetric, strategy="group", group_size=32)
+    parts, scheme = [64, 32, 32], w4(32, symmetric)
+    shards = [compressed(torch.randn(out, 64).to(BF16), args)[0] for out in parts]
+    fused = filled(Linear("qkv", 64, tuple(parts), scheme, BF16, bias=True), shards)
+    fused.bias = torch.nn.Parameter(torch.randn(128).to(BF16), requires_grad=False)
+    fused.finish(packed)
+    assert [name for name, _ in fused.named_parameters()] == ["bias"]
+    x, alone = inputs(5, 64), []
+    for out, stored in zip(parts, shards, strict=True):
+        single = filled(Linear("x", 64, (out,), scheme, BF16), [stored])
+        single.finish(packed=False)
+        alone.append(single(x))
+    assert near(fused(x), torch.cat(alone, 1).double() + fused.bias.double(), 6)
+    assert fused(x.view(1, 5, 64)).shape == (1, 5, 128)
+
+
+def stored_layer(out=32, width=64, group=32, symmetric=True):
+    args = QuantizationArgs(num_bits=4, type="int", symmetric=symmetric, strategy="group", group_size=group)
+    linear = Linear("layers.0.mlp.down_proj", width, (out,), w4(group, symmetric), BF16)
+    return compressed(torch.randn(out, width).to(BF16), args)[0], linear
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0, -0.5])
+def test_an_unusable_scale_is_named_with_its_place_and_value(value):
+    stored, linear = stored_layer()
+    stored["weight_scale"][3, 1] = value
+    with pytest.raises(CheckpointError, match=rf"layers\.0\.mlp\.down_proj\.weight_scale\[3, 1\] is {value}.*damaged"):
+        filled(linear, [stored]).finish()
+
+
+def test_an_engine_multiplies_unusable_scales():
+    stored, linear = stored_layer()
+    stored["weight_scale"][3, 1] = float("nan")
+    filled(linear, [stored]).finish(strict=False)
+    out = linear(inputs(1, 64))
+    assert bool(out[0, 3].isnan()) and int(out.isnan().sum()) == 1
+
+
+@pytest.mark.parametrize("shape", [[32, 128], [64, 32], [16, 64]])
+def test_a_stored_shape_that_contradicts_the_layer_is_refused(shape):
+    stored, linear = stored_layer()
+    stored["weight_shape"] = torch.tensor(shape)
+    with pytest.raises(CheckpointError, match=rf"weight_shape says \[{shape[0]}, {shape[1]}\].*\[32, 64\]"):
+        filled(linear, [stored]).finish()
+
+
+@pytest.mark.parametrize(
+    ("width", "group", "message"), [(96, 64, "96 input columns do not divide into groups of 64"), (36, 4, "words of eight 4-bit weights")]
+)
+def test_sizes_that_cannot_be_packed_are_refused(width, group, message):
+    with pytest.raises(ConfigError, match=f"mlp.down_proj: .*{message}"):
+        Linear("mlp.down_proj", width, (32,), w4(group), BF16)
+
+
+def test_an_index_of_groups_out_of_range_is_refused():
+    stored, _ = stored_layer()
+    linear = Linear("layers.0.mlp.down_proj", 64, (32,), w4(32, actorder=True), BF16)
+    stored["weight_g_idx"] = torch.arange(64, dtype=torch.int32) // 16
+    with pytest.raises(CheckpointError, match=r"g_idx runs 0\.\.3; groups are 0\.\.1"):
+        filled(linear, [stored]).finish()
+
+
+# CUDA ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 2, 16, 127, 128, 300])
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("group", [32, 64, 128, 256])
+def test_packed_product_on_cuda(rows, asymmetric, group):
+    levels, x = random_levels(64, 512, group, asymmetric), inputs(rows, 512)
+    on_gpu = Levels(levels.levels.cuda(), levels.scales.cuda(), None if levels.zero_points is None else levels.zero_points.cuda())
+    kernel = select_kernel([on_gpu], w4(group, not asymmetric), None, BF16)
+    assert isinstance(kernel, PackedInt4Cuda)
+    assert near(kernel(x.cuda()).cpu(), exact(x, levels), 2 if not asymmetric else 6)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 15, 40])
+def test_8_bit_products_on_cuda(rows):
+    levels, x, how = random_levels(64, 128, 128, bits=8, dtype=torch.float32), inputs(rows, 128), Activations("int8", True)
+    scheme = Scheme("int-quantized", 8, "channel", activations=how)
+    on_gpu = Levels(levels.levels.cuda(), levels.scales.cuda())
+    kernel, reference = (select_kernel([on_gpu], scheme, Inputs(how), BF16, packed) for packed in (True, False))
+    assert isinstance(kernel, Int8Matmul)
+    assert near(kernel(x.cuda()).cpu(), reference(x.cuda()).cpu().double(), 4)
