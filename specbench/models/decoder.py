@@ -89,7 +89,8 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, scheme_of: SchemeOf, dtype: torch.dtype) -> None:
         super().__init__()
         self.config, self.dtype = config, dtype
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, device="meta", dtype=dtype).requires_grad_(False)
+        # from_pretrained: drawing initial values, even on the meta device, would import torch.compile (seconds)
+        self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size, device="meta", dtype=dtype))
         self.layers = nn.ModuleList(
             Layer(config, f"model.layers.{i}", scheme_of, dtype) for i in range(config.num_hidden_layers)
         )

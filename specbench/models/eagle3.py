@@ -122,7 +122,8 @@ class Eagle3(nn.Module):
         self.config, self.dtype = config, dtype
         hidden, fused = config.hidden_size, config.num_aux_layers * config.target_hidden_size
         eps = config.rms_norm_eps
-        self.embed_tokens = nn.Embedding(config.vocab_size, hidden, device="meta", dtype=dtype).requires_grad_(False)
+        # from_pretrained: drawing initial values, even on the meta device, would import torch.compile (seconds)
+        self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, hidden, device="meta", dtype=dtype))
         self.input_norm = RMSNorm(fused, eps, dtype) if config.fc_input_norm == "joint" else None
         norms = [RMSNorm(config.target_hidden_size, eps, dtype) for _ in range(config.num_aux_layers)]
         self.fc_norm = nn.ModuleList(norms) if config.fc_input_norm == "each" else None
