@@ -38,7 +38,7 @@ def allocate(module: nn.Module, device: torch.device, skip: set[str], zero: bool
         if name.rpartition(".")[0] not in skip:
             owner = module.get_submodule(name.rpartition(".")[0])
             leaf = name.rpartition(".")[2]
-            value = torch.empty_like(parameter, device=device)
+            value = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)  # empty_like of a meta tensor would import sympy
             if isinstance(owner, Linear) and owner.scheme is not None:
                 value.fill_(owner.initial(leaf))
             elif zero:
