@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 RULE_OF = {"quantization": "layer_quantization", "num_hidden_layers": "layer_count"}  # setting -> its field of a policy, where names differ
-UNSAID = ("checks", "edge_quantization", "load_format", "download_dir", "weights")  # they follow from others, or are no engine's business
+# Settings that follow from others, or are no engine's business.
+UNSAID = frozenset({
+    "checks", "unknown", "quantization_declared", "quantization_requested", "edge_quantization", "load_format", "download_dir", "weights",
+})  # fmt: skip
+SGLANG_FORMATS = {"hf": "auto"}  # load formats that SGLang has by another name
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +91,21 @@ def command(
         plan: a plan; a pair is resolved under the policy "draft".
         engine: a name in `ENGINES`.
         num_speculative_tokens: k, proposals a round, as a chain; None takes the config's, else 3.
-        speculative_config: vLLM's dict, from which settings that concern serving engines only are carried over.
+        speculative_config: vLLM's dict, from which settings that concern serving engines only are carried over; None takes the one that
+            the pair was opened with.
 
     Raises:
         ConfigError: an unknown engine, k below 1 or said twice differently, or what `parse_speculative_config` and `resolve` raise.
     """
     if engine not in ENGINES:
         raise ConfigError(f"unknown engine {engine!r}; known: {', '.join(ENGINES)}")
-    config = parse_speculative_config(speculative_config)
+    pair = plan if isinstance(plan, Pair) else plan.pair
+    config = pair.speculative if speculative_config is None else parse_speculative_config(speculative_config)
     if isinstance(plan, Pair):
         plan = resolve(plan, overrides=config.plan_overrides())
     elif config.quantization is not None:
         resolve(plan.pair, overrides=config.plan_overrides())  # raises where the draft's files contradict it
-    check_speculative_config(config, plan.pair)
+    check_speculative_config(config, pair)
     row, job = ENGINES[engine], Job(plan, config, _tokens(num_speculative_tokens, config.num_speculative_tokens))
     notes = [*dict.fromkeys(_differences(job, row)), *(make(job) for make in row.notes)]
     left = {key: value for key, value in config.to_dict().items() if key not in row.keys}
@@ -125,32 +131,34 @@ def _vllm(job: Job, keys: frozenset[str]) -> str:
     config = replace(job.config, draft_load_config=job.load_config)
     plain = ("quantization", PLAIN[0])  # vLLM has no word for it
     said |= {key: value for key, value in config.to_dict().items() if key in keys - set(said) and (key, value) != plain}
-    return _shell(["vllm", "serve", job.verifier.name], *_verifier_options(job), ["--speculative-config", json.dumps(said)])
+    return _shell(["vllm", "serve", job.verifier.name], *_verifier_options(job, {}), ["--speculative-config", json.dumps(said)])
 
 
 def _sglang(job: Job, keys: frozenset[str]) -> str:
+    draft_format = job.load_config.load_format if job.load_config else ""
     return _shell(
         ["python", "-m", "sglang.launch_server"],
         ["--model-path", job.verifier.name],
-        *_verifier_options(job),
+        *_verifier_options(job, SGLANG_FORMATS),
         ["--speculative-algorithm", "EAGLE3"],
         ["--speculative-draft-model-path", job.draft.name],
         *_option("--speculative-draft-model-revision", job.draft.revision),
         *_option("--speculative-draft-model-quantization", _sglang_quantization(job)),
-        *_option("--speculative-draft-load-format", job.load_config and job.load_config.load_format),
+        *_option("--speculative-draft-load-format", SGLANG_FORMATS.get(draft_format, draft_format)),
         ["--speculative-num-steps", str(job.k)],
         ["--speculative-eagle-topk", "1"],
         ["--speculative-num-draft-tokens", str(job.k + 1)],
     )
 
 
-def _verifier_options(job: Job) -> list[list[str]]:
-    """Options that vLLM and SGLang spell alike."""
+def _verifier_options(job: Job, formats: dict[str, str]) -> list[list[str]]:
+    """Options that vLLM and SGLang spell alike; formats: load formats that have another name."""
     load = job.plan.pair.verifier_load
+    load_format = formats.get(load.load_format, load.load_format)
     return [
         *_option("--revision", job.verifier.revision),
         *_option("--dtype", job.plan["dtype"]),
-        *_option("--load-format", load.load_format if load.load_format != "auto" else None),
+        *_option("--load-format", None if load_format == "auto" else load_format),
         *_option("--download-dir", load.download_dir),
     ]
 
@@ -197,16 +205,17 @@ def _shell(*groups: list[str]) -> str:
 
 
 def _differences(job: Job, row: Engine) -> Iterator[str]:
-    """Where the plan (by its policy, or by an override) is not what the engine does with the same files."""
+    """Where the plan (by its policy, or by what was asked for) is not what the engine does with the same files."""
+    files = replace(job.plan.pair, speculative=SpeculativeConfig())
     for policy in row.policies:
         try:
-            theirs = resolve(job.plan.pair, policy).settings
+            theirs = resolve(files, policy).settings
         except ConfigError as error:
             yield f"{row.title} {row.version} cannot load this pair as its files are: {error}"
             continue
         for name, ours in job.plan.settings.items():
             other = theirs.get(name)
-            if other is None or other.value == ours.value or name in row.sets.union(UNSAID):
+            if other is None or other.value == ours.value or name in UNSAID | row.sets:
                 continue
             why = POLICIES[policy].evidence.get(RULE_OF.get(name, name), other.source)
             yield f"{name} becomes {brief(other.value)}, the plan has {brief(ours.value)} ({why}){_remedy(name, ours.value, policy)}"

@@ -175,8 +175,8 @@ def check_speculative_config(config: SpeculativeConfig, pair: Pair) -> None:
     """Compare what `config` says with what `pair` is (its quantization is compared by `resolve`, see `plan_overrides`).
 
     Raises:
-        ConfigError: another draft or draft_load_config than the pair's, a revision of a local folder, or a length beyond what one of the
-            models was made for.
+        ConfigError: another draft or draft_load_config than the pair's, a revision of a local folder, or a length that one of the models
+            was not made for, or at which drafting would have to stop before the verifier does.
     """
     draft = pair.draft
     if config.model not in (None, draft.name):
@@ -185,12 +185,19 @@ def check_speculative_config(config: SpeculativeConfig, pair: Pair) -> None:
         raise _refusal("revision", config.revision, f"draft {draft.name!r} is a local folder and has none; remove the key")
     if config.draft_load_config is not None and pair.draft_load not in (None, config.draft_load_config):
         raise _refusal("draft_load_config", str(config.draft_load_config), f"the pair was opened with {pair.draft_load}; give one of them")
+    if config.max_model_len is not None:
+        _check_length(config.max_model_len, pair)
+
+
+def _check_length(length: int, pair: Pair) -> None:
     paths = [f"{prefix}max_position_embeddings" for prefix in ("transformer_layer_config.", "text_config.", "")]
-    for which, checkpoint in (("draft", draft), ("verifier", pair.verifier)):
+    for which, checkpoint in (("draft", pair.draft), ("verifier", pair.verifier)):
         found = look(checkpoint.config, *paths)
-        if config.max_model_len is not None and found.key and config.max_model_len > found.value:
-            why = f"{which} {checkpoint.name}/config.json: {found.key} is {found.value}; at most that is possible"
-            raise _refusal("max_model_len", config.max_model_len, why)
+        said = f"{which} {checkpoint.name}/config.json: {found.key} is {found.value}"
+        if found.key and length > found.value:
+            raise _refusal("max_model_len", length, f"{said}; at most that is possible")
+        if found.key and which == "verifier" and length < found.value:
+            raise _refusal("max_model_len", length, f"{said}, and proposals are made as far as that; remove the key")
 
 
 def _object(value: dict[str, Any] | str) -> dict[str, Any]:
@@ -246,6 +253,8 @@ def _quantization(value: str) -> str:
         return PLAIN[0]
     if value.lower() in ("none", "null", "false", "unquant", "unquantized", "plain"):
         raise _refusal("quantization", value, "null leaves it to the draft's own files; 'none' says plain whatever they say")
+    if value in ("verifier", "target"):
+        raise _refusal("quantization", value, "no method; for the verifier's, name its method, or give resolve the override 'verifier'")
     return value
 
 

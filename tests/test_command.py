@@ -169,7 +169,7 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], dict[str, str | None], set[in
     ),
     (
         {}, {"aux_layers": (2, 3, 8)},
-        {"vllm": "[2, 3, 8] at the top level", "vllm-0.11.0": "aux_layers becomes (2, 4, 5)", "sglang": "aux_layers becomes (2, 4, 5)"}, {1, 2, 7},
+        {"vllm": "[2, 3, 8] at the top level", "vllm-0.11.0": "becomes (2, 4, 5)", "sglang": "becomes (2, 4, 5)"}, {1, 2, 7},
     ),
     (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}, {"aux_layer_convention": "output"},
@@ -209,7 +209,7 @@ def test_shorter_draft(tmp_path: Path) -> None:
 
 
 SERVING = {
-    "num_speculative_tokens": 4, "max_model_len": 256, "attention_backend": "FLASH_ATTN", "enforce_eager": True, "kv_cache_dtype": "auto",
+    "num_speculative_tokens": 4, "max_model_len": 512, "attention_backend": "FLASH_ATTN", "enforce_eager": True, "kv_cache_dtype": "auto",
     "draft_load_config": {"load_format": "dummy", "use_tqdm_on_load": False},
 }  # fmt: skip
 
@@ -228,7 +228,7 @@ def test_settings_of_engines_are_carried_or_named(pair: Pair) -> None:
         carried = [key for key in SERVING if f"speculative_config.{key} " not in said]
         assert sorted(set(SERVING) - set(carried)) == sorted(names), engine
     old = json.loads(options(command(pair, "vllm-0.11.0", speculative_config=SERVING))["--speculative-config"])
-    assert old == {"method": "eagle3", "model": pair.draft.name, "num_speculative_tokens": 4, "max_model_len": 256, "enforce_eager": True}
+    assert old == {"method": "eagle3", "model": pair.draft.name, "num_speculative_tokens": 4, "max_model_len": 512, "enforce_eager": True}
     text = command(pair, "sglang", speculative_config=SERVING)
     assert options(text)["--speculative-draft-load-format"] == "dummy"
     assert "use_tqdm_on_load" in notes(text)
@@ -276,14 +276,14 @@ def test_nothing_in_a_checkpoint_leaves_its_quotes(tmp_path: Path, engine: str) 
 
 
 def test_load_configs_of_the_pair(tmp_path: Path) -> None:
-    loads = {"load_config": {"load_format": "safetensors", "download_dir": "/cache", "device": "cpu"}, "draft_load_config": {"load_format": "hf"}}
-    pair = open_pair(*tiny_pair(tmp_path), **loads)
+    load = {"load_format": "safetensors", "download_dir": "/cache", "device": "cpu"}
+    pair = open_pair(*tiny_pair(tmp_path), load_config=load, draft_load_config={"load_format": "hf"})
     said = options(command(pair))
     assert (said["--load-format"], said["--download-dir"]) == ("safetensors", "/cache")
     assert json.loads(said["--speculative-config"])["draft_load_config"] == {"load_format": "hf"}
     assert notes(command(pair)) == "# note: of the verifier's load config device is left out"
     said = options(command(pair, "sglang"))
-    assert (said["--load-format"], said["--speculative-draft-load-format"]) == ("safetensors", "hf")
+    assert (said["--load-format"], said["--speculative-draft-load-format"]) == ("safetensors", "auto")
     assert "load_config becomes" in notes(command(pair, "vllm-0.11.0"))
     text = command(pair, "trtllm")
     assert "load_format" in notes(text) and "load_format" not in trtllm(text)[1]
@@ -291,3 +291,24 @@ def test_load_configs_of_the_pair(tmp_path: Path) -> None:
         command(pair, speculative_config={"draft_load_config": {"load_format": "pt"}})
     unset = open_pair(*tiny_pair(tmp_path / "unset"))
     assert "--speculative-draft-load-format" not in options(command(unset, "sglang"))
+
+
+def test_config_of_the_pair_counts_where_the_call_has_none(tmp_path: Path) -> None:
+    verifier, draft = tiny_verifier(tmp_path / "verifier"), write(tmp_path / "draft", draft_config(), draft_tensors())
+    config = {"model": str(draft), "num_speculative_tokens": 4, "attention_backend": "FLASH_ATTN", "quantization": "none"}
+    pair = open_pair(verifier, speculative_config=config)
+    for plan in (pair, resolve(pair)):
+        assert json.loads(options(command(plan))["--speculative-config"]) == {
+            "method": "eagle3", "model": str(draft), "num_speculative_tokens": 4, "attention_backend": "FLASH_ATTN",
+        }  # fmt: skip
+        assert notes(command(plan)) == ""
+    assert json.loads(options(command(pair, speculative_config={}))["--speculative-config"])["num_speculative_tokens"] == 3
+
+
+def test_plain_draft_that_declares_a_quantization(tmp_path: Path) -> None:
+    """No engine can be told that the section is stale; the comments say what each makes of it."""
+    draft = write(tmp_path / "draft", draft_config(quantization_config=w4a16_section()), draft_tensors())
+    pair = open_pair(tiny_w4a16_verifier(tmp_path / "verifier"), draft, speculative_config={"quantization": "none"})
+    assert resolve(pair)["quantization"] is None
+    for engine in ENGINES:
+        assert "quantization becomes compressed-tensors pack-quantized W4, the plan has none" in notes(command(pair, engine)), engine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +97,7 @@ REFUSED: list[tuple[Any, tuple[str, ...]]] = [
     ({"kv_cache_dtype": "fp8"}, ("kv_cache_dtype", "'fp8'", "auto")),
     ({"num_speculative_tokens_per_batch_size": [[1, 4, 5], [5, 64, 2]]}, ("num_speculative_tokens_per_batch_size", "one number of tokens")),
     *(({"quantization": word}, ("quantization", repr(word), "null", "'none'")) for word in ("None", "null", "unquantized")),
+    ({"quantization": "verifier"}, ("quantization", "'verifier'", "override")),
 ]
 
 
@@ -196,10 +197,14 @@ def test_any_values_are_read_or_refused(value: dict[str, Any]) -> None:
 def test_compared_with_the_pair(tmp_path: Path) -> None:
     pair = open_pair(*tiny_pair(tmp_path))
     check_speculative_config(parse_speculative_config({"model": pair.draft.name, "max_model_len": 512}), pair)
+    with pytest.raises(ConfigError, match=r"draft_load_config is .*load_format=pt.*: the pair was opened with load_format=hf"):
+        opened = replace(pair, draft_load=LoadConfig(load_format="hf"))
+        check_speculative_config(parse_speculative_config({"draft_load_config": {"load_format": "pt"}}), opened)
     for value, words in [
         ({"model": "other/draft"}, ("model", "'other/draft'", pair.draft.name)),
         ({"revision": "v1"}, ("revision", "'v1'", "local folder")),
-        ({"max_model_len": 513}, ("max_model_len", "513", "max_position_embeddings is 512")),
+        ({"max_model_len": 513}, ("max_model_len", "513", "max_position_embeddings is 512", "at most")),
+        ({"max_model_len": 256}, ("max_model_len", "256", "verifier", "max_position_embeddings is 512", "remove the key")),
     ]:
         with pytest.raises(ConfigError) as caught:
             check_speculative_config(parse_speculative_config(value), pair)
