@@ -49,7 +49,6 @@ class HubServer:
         self.seen: list[Seen] = []
         self.fault: Callable[[str, str, str], Any] | None = None
         self.sizes = True  # whether listings give sizes
-        self.ranges = True  # whether storage honours ranges
         self.stopping = threading.Event()
         handler = type("Handler", (_Handler,), {"hub": self})
         self._servers = [ThreadingHTTPServer(("127.0.0.1", 0), handler) for _ in range(2)]
@@ -181,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
         size = path.stat().st_size
         begin, end, status = 0, size, 200
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", ""))
-        if wanted and self.hub.ranges:
+        if wanted:
             begin, end, status = int(wanted[1]), min(int(wanted[2]) + 1 if wanted[2] else size, size), 206
             headers = headers | {"Content-Range": f"bytes {begin}-{end - 1}/{size}"}
         with path.open("rb") as file:

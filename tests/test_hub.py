@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import struct
@@ -15,6 +16,7 @@ from hub_server import TOKEN, HubServer, shards
 from safetensors.torch import load_file, save_file
 from tiny import draft_tensors, tiny_draft, tiny_verifier, write
 
+from specbench.checkpoint.hub_errors import explained
 from specbench.errors import CheckpointError, CheckpointFileError, ConfigError, DownloadError
 
 INDEX = "model.safetensors.index.json"
@@ -30,7 +32,7 @@ def server():
 @pytest.fixture
 def hub(server):
     server.forget()
-    server.sizes = server.ranges = True
+    server.sizes = True
     return server
 
 
@@ -216,6 +218,23 @@ def test_a_hub_that_does_not_answer_and_no_cache(hub, client, pair):
     hub.fault = lambda *_: 429
     with pytest.raises(DownloadError, match="HTTP 429.*set HF_TOKEN"):
         client(do.open_one, pair[1])
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "does not fit on the disk.*free some space"),
+        (OSError("Consistency check failed: file should be of size 5\nmore"), r"\(OSError: Consistency check.*size 5\); check the network"),
+        (RuntimeError("transfer broke"), "RuntimeError: transfer broke"),
+    ],
+    ids=["full", "short", "transfer"],
+)
+def test_failures_of_a_download_say_what_to_do(error, advice):
+    with (
+        pytest.raises(DownloadError, match=f"model.safetensors of org/x at 1234 .*{advice}"),
+        explained("org/x", "1234", "model.safetensors"),
+    ):
+        raise error
 
 
 @pytest.mark.parametrize("name", ["./missing", "/missing/here", "a/b/c", "-x/y", "org/name.git", "a--b/c", "mo del"])

@@ -5,6 +5,7 @@ What enters: exceptions of huggingface_hub and of its HTTP client. What leaves: 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -81,6 +82,8 @@ def _advice(error: Exception, repo: str, revision: str | None, what: str) -> str
         todo = {401: "check HF_TOKEN", 403: "check the rights of HF_TOKEN", 429: "wait, or set HF_TOKEN for a higher limit"}
         return f"the hub refused {what} of {place} (HTTP {status}); {todo.get(status, 'try again later')}, or give a local folder"
     root = causes[-1]
+    if isinstance(root, OSError) and root.errno == errno.ENOSPC:
+        return f"{what} of {place} does not fit on the disk of {constants.HF_HUB_CACHE}; free some space, or set HF_HOME to another disk"
     if "Timeout" in type(root).__name__:
         found = f"the hub did not answer within {timeout():g} s when asked for {what} of {place}"
         return f"{found}; try again, set HF_HUB_DOWNLOAD_TIMEOUT higher, or give a local folder"
