@@ -40,6 +40,9 @@ CASES = [
     ("B106", "perfect draft, cut window counted with its size", metrics.draft_acceptance_rate([[4, 3]], [[4, 3]]), 1.0),
     ("B106", "each position as well", metrics.acceptance_per_position([[4, 3]], [[4, 3]]), [1.0] * 4),
     ("B106", "and given the earlier ones", metrics.conditional_acceptance_per_position([[4, 3]], [[4, 3]]), [1.0] * 4),
+    ("B111", "break-even length at batch 1", metrics.break_even_length(1.0 + 3 * 0.15, 1.0), 1.45),
+    ("B111", "break-even length at batch 64", metrics.break_even_length(2.2 + 3 * 0.15, 1.0), 2.65),
+    ("B111", "speedup is length over break-even", 2.0 / metrics.break_even_length(1.0 + 3 * 0.15, 1.0), 2 / 1.45),
     ("B107", "decode", metrics.decode_tokens_per_second(100, 99 * 0.010), 100.0),
     ("B107", "end to end", metrics.end_to_end_tokens_per_second(100, 1.0 + 99 * 0.010), 100 / 1.99),
 ]
@@ -61,6 +64,8 @@ def test_b107_one_token_output_has_no_decode_speed():
     assert metrics.decode_tokens_per_second(0, 0.0) is None
     assert metrics.end_to_end_tokens_per_second(1, 0.5) == 2.0
     assert metrics.speedup(None, 3.0) is None and metrics.speedup(3.0, None) is None and metrics.speedup(3.0, 2.0) == 1.5
+    with pytest.raises(DataError, match="positive times"):
+        metrics.break_even_length(0.0, 1.0)
     with pytest.raises(DataError, match=r"0\.0 s"):
         metrics.decode_tokens_per_second(2, 0.0)
 

@@ -122,6 +122,7 @@ def test_folder_holds_the_table_and_its_provenance(run, recwarn):
     facts = json.loads((folder / "provenance.json").read_text())
     assert facts["complete"] is True and facts["run_id"] == f"{folder.parent.name}/{folder.name}" == table.run_id.iloc[0]
     assert facts["prompts"]["sha256"] == prompt_set_hash(PROMPTS) == table.prompt_set_hash.iloc[0]
+    assert facts["parameters"]["prompts"] == "given by the caller"
     assert facts["parameters"] | {"k": [0, 1, 3], "repeats": 2, "ignore_eos": False, "temperature": 0.0} == facts["parameters"]
     assert set(facts["checkpoints"]) == {"verifier", "draft", "baseline"}
     assert facts["checkpoints"]["draft"]["files"]["model.safetensors"]["sha256"]

@@ -50,6 +50,7 @@ def test_by_hand():
     assert s.decode_tokens_per_second == 20 / 5 and s.end_to_end_tokens_per_second == 22 / 6
     assert s.speedup == pytest.approx(6 / 5) and s.speedup_low == pytest.approx(1.0) and s.speedup_high == pytest.approx(2.0)
     assert s.end_to_end_speedup == pytest.approx(7 / 6)
+    assert s.break_even_length == pytest.approx((5 / 5) / (6 / 20)), "seconds per round over seconds per plain token"
     assert (s.draft_share, s.verify_share, s.other_share) == (0.25, 0.5, 0.25)
     assert np.isnan(s.decode_tokens_per_second_std_over_repeats)
     plain = only(summarize(to_frame(rows)), k=0)
@@ -105,6 +106,7 @@ def test_against_metrics_on_many_rows():
         assert s.mean_acceptance_length == pytest.approx(metrics.mean_acceptance_length(accepted))
         assert s.mean_acceptance_length_over_prompts == pytest.approx(metrics.mean_acceptance_length_over_prompts(accepted))
         assert s.mean_acceptance_length_low <= s.mean_acceptance_length <= s.mean_acceptance_length_high
+        assert s.break_even_length * s.speedup == pytest.approx(s.mean_acceptance_length, rel=0.02), "tokens beyond a last bonus apart"
         assert s.draft_share + s.verify_share + s.other_share == pytest.approx(1)
         positions = per_position_rates(ok)
         if s.k == 0:

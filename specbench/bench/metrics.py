@@ -163,6 +163,16 @@ def speedup(tokens_per_second: float | None, baseline_tokens_per_second: float |
     return tokens_per_second / baseline_tokens_per_second
 
 
+def break_even_length(round_s: float, plain_token_s: float) -> float:
+    """Mean acceptance length (**bonus counted**, **over rounds**) at which rounds of `round_s` seconds are as fast as plain tokens.
+
+    A longer one is faster, a shorter one slower: decode speedup = mean acceptance length / break-even length.
+    """
+    if not (round_s > 0 and plain_token_s > 0):
+        raise DataError(f"a round took {round_s} s and a plain token {plain_token_s} s; expected positive times")
+    return round_s / plain_token_s
+
+
 def bootstrap(
     sums: Array, statistic: Callable[[Array], Array], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:

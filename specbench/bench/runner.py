@@ -77,8 +77,9 @@ def benchmark(
     """
     asked, ks = as_prompts(prompts), _check_counts(k, repeats, max_new_tokens)
     parameters = {
-        "k": ks, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device, "dtype": dtype, "packed": packed,
-        "policy": str(getattr(policy, "name", policy)), "temperature": 0.0, "ignore_eos": False, "warm_up_tokens": WARM_UP_TOKENS,
+        "prompts": _prompt_source(prompts), "k": ks, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device,
+        "dtype": dtype, "packed": packed, "policy": str(getattr(policy, "name", policy)), "temperature": 0.0, "ignore_eos": False,
+        "warm_up_tokens": WARM_UP_TOKENS,
     }  # fmt: skip
     checkpoints = {"verifier": pair.verifier, "draft": pair.draft} | ({"baseline": baseline} if baseline else {})
     with Recorder(_folder(run_dir), provenance(parameters, checkpoints, asked)) as recorder:
@@ -121,8 +122,8 @@ def transformers_baseline(
     checkpoint = open_checkpoint(path)
     asked, _ = as_prompts(prompts), _check_counts(0, repeats, max_new_tokens)
     parameters = {
-        "engine": "transformers", "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device, "dtype": dtype,
-        "temperature": 0.0, "ignore_eos": False, "warm_up_tokens": WARM_UP_TOKENS,
+        "engine": "transformers", "prompts": _prompt_source(prompts), "repeats": repeats, "max_new_tokens": max_new_tokens,
+        "device": device, "dtype": dtype, "temperature": 0.0, "ignore_eos": False, "warm_up_tokens": WARM_UP_TOKENS,
     }  # fmt: skip
     with Recorder(_folder(run_dir), provenance(parameters, {"verifier": checkpoint}, asked)) as recorder:
         from transformers import AutoTokenizer
@@ -255,6 +256,10 @@ def _check_counts(k: int | Sequence[int], repeats: int, max_new_tokens: int) -> 
     if repeats < 1 or max_new_tokens < 1:
         raise DataError(f"repeats is {repeats} and max_new_tokens {max_new_tokens}; expected at least 1 of each")
     return ks
+
+
+def _prompt_source(prompts: Any) -> str:
+    return "specbench" if prompts is None else str(prompts) if isinstance(prompts, str | Path) else "given by the caller"
 
 
 def _folder(run_dir: str | Path | None) -> Path:

@@ -34,6 +34,7 @@ def summarize(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) -> 
         decode_tokens_per_second (tokens after the first / decode seconds, over all tokens) with _low, _high and _std_over_repeats,
         end_to_end_tokens_per_second;
         speedup (decode) with _low and _high and end_to_end_speedup, against the k=0 rows of the same prompts, turns, repeats and run;
+        break_even_length, the mean acceptance length at which k would be as fast as those rows (seconds per round / per plain token);
         num_unlike_k0, how many outputs differ from the k=0 row's;
         draft_share, verify_share, other_share of decode seconds.
 
@@ -120,6 +121,9 @@ def _speed(ok: pd.DataFrame, seed: int) -> dict[str, Any]:
     out["end_to_end_tokens_per_second"] = whole.num_output_tokens.sum() / whole.total_s.sum() if len(whole) else np.nan
     paired = timed[timed.baseline_decode_tokens > 0]
     _put(out, "speedup", _sums(paired, "decode_tokens", "decode_s", "baseline_decode_s", "baseline_decode_tokens"), _speedup, seed)
+    rounds = paired.accepted_per_round.map(len).sum()
+    plain = paired.baseline_decode_s.sum() / paired.baseline_decode_tokens.sum() if rounds else np.nan
+    out["break_even_length"] = metrics.break_even_length(paired.decode_s.sum() / rounds, plain) if rounds else np.nan
     paired = whole[whole.baseline_total_s.notna()]
     sums = _sums(paired, "num_output_tokens", "total_s", "baseline_total_s", "baseline_tokens")
     out["end_to_end_speedup"] = float(_speedup(sums.sum(0))) if len(paired) else np.nan
