@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
+import sys
 import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -67,3 +71,35 @@ def test_packages_that_break_beside_a_cpu_torch_are_absent(name: str) -> None:
 def test_typed_package_and_licence() -> None:
     assert (ROOT / "specbench" / "py.typed").is_file()
     assert "Apache License" in (ROOT / PROJECT["license-files"][0]).read_text(encoding="utf-8")
+
+
+def imported(folder: str) -> dict[str, Path]:
+    """Top-level modules that the files of a folder import, standard library and own files apart, each with one of those files."""
+    own = {path.stem for path in ROOT.rglob("*.py") if ".venv" not in path.parts} | {"specbench", "tests"}
+    found: dict[str, Path] = {}
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            found |= {name.partition(".")[0]: path for name in names}
+    return {name: path for name, path in found.items() if name not in own and name not in sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize(("folder", "extras"), [("specbench", ["notebooks"]), ("data/recipe", []), ("tests", ["notebooks", "test"])])
+def test_every_import_is_a_declared_dependency(folder: str, extras: list[str]) -> None:
+    lines = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
+    declared = {canonicalize_name(Requirement(line).name) for line in lines}
+    providers = packages_distributions()
+    undeclared = {
+        module: path.name
+        for module, path in imported(folder).items()
+        if not {canonicalize_name(name) for name in providers.get(module, [module])} & declared
+    }
+    assert not undeclared
+
+
+def test_commands_exist() -> None:
+    for target in PROJECT.get("scripts", {}).values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
