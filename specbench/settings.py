@@ -214,14 +214,16 @@ def fusion(q: Question) -> list[Setting]:
         raise q.fail(f"it expects a verifier of hidden size {expected} ({why}); {q.verifier.name} has {actual}: another verifier's draft")
     settings = [Setting("target_hidden_size", actual, f"verifier config.json, agreeing with the draft's {claimed.key or 'hidden_size'}", actual)]
     use_fc = any(name.startswith("fc.") for name in q.dialect.tensors)
-    uses_aux = q.dialect.flag("use_aux_hidden_state")
+    uses_aux = _switch(q, "use_aux_hidden_state")
     if uses_aux.value is False and use_fc:
         raise q.fail(f"{uses_aux.key} is false, but fc is stored; correct one of them")
+    if uses_aux.value is not False and not use_fc:
+        raise q.fail("it holds no fc, and its config.json does not say use_aux_hidden_state false; a tensor is missing, or that key")
     settings.append(Setting("use_fc", use_fc, "draft tensors: fc", None, "" if use_fc else "the verifier's final normed state is used as it is"))
     each = any(name.startswith("fc_norm.") for name in q.dialect.tensors)
     joint = "input_norm.weight" in q.dialect.tensors
     flags = {"norm_before_fc": joint, "fc_norm": each}
-    said = {name: q.dialect.flag(name) for name in flags}
+    said = {name: _switch(q, name) for name in flags}
     if all(f.value for f in said.values()):
         raise q.fail("norm_before_fc and fc_norm are both true; they exclude each other")
     for name, stored in flags.items():
@@ -234,7 +236,7 @@ def fusion(q: Question) -> list[Setting]:
 
 def residual(q: Question) -> list[Setting]:
     """norm_before_residual and norm_output."""
-    family, found = q.dialect.family, q.dialect.flag("norm_before_residual")
+    family, found = q.dialect.family, _switch(q, "norm_before_residual")
     if "norm_before_residual" in q.overrides:
         before = Setting("norm_before_residual", bool(q.overrides["norm_before_residual"]), "override")
     elif q.policy.rule("norm_before_residual") == "false":
@@ -246,7 +248,7 @@ def residual(q: Question) -> list[Setting]:
         disagree = "vLLM reads true, the speculators library false: state it in config.json" if family.norm_before_residual else ""
         source = f"default of the {family.name} format where config.json is silent"
         before = Setting("norm_before_residual", family.norm_before_residual, source, None, disagree, bool(disagree))
-    output = q.dialect.flag("norm_output")
+    output = _switch(q, "norm_output")
     note = ""
     if output.value and family.name == "specforge":
         note = "SpecForge before September 2026 wrote norm_output: true for drafts trained to feed back the state before the norm (its PR 879)"
@@ -280,6 +282,14 @@ def _verifier_rope(q: Question) -> Rope | None:
         return read_rope(config, "verifier", int(config.get("max_position_embeddings") or 2048))[0]
     except ConfigError:
         return None  # a scaling that only the verifier needs; loading it will say so
+
+
+def _switch(q: Question, name: str) -> Found:
+    """A switch of the draft's config; a text such as "false" would count as true."""
+    found = q.dialect.flag(name)
+    if found.key is not None and not isinstance(found.value, bool):
+        raise q.fail(f"{found.key} is {found.value!r} in config.json; true or false is expected")
+    return found
 
 
 def _from_draft(name: str, found: Found, verifier_value: Any) -> Setting:
