@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from specbench.checkpoint.files import read_headers
-from specbench.checkpoint.fill import check, destination, fill, first_part, place, stored_name
+from specbench.checkpoint.fill import check, destination, fill, finite, first_part, place, stored_name
 from specbench.errors import CheckpointError, CheckpointKeyError
 from specbench.quant.linear import Linear
 from specbench.quant.scheme import Scheme
@@ -278,3 +278,40 @@ def test_destinations_are_views_of_the_parameters():
         with pytest.raises(KeyError) as caught:
             destination(module, name, None)
         assert caught.value.args[0] == name
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("kind", ["file", "tensor", "other dtype"])
+def test_large_tensors_arrive_whole_in_pieces(tmp_path, monkeypatch, threads, kind):
+    monkeypatch.setattr("specbench.checkpoint.fill.PIECE", 300)
+    stored = tensors()
+    module = Block(dtype=torch.float64 if kind == "other dtype" else torch.float32)
+    source = stored if kind == "tensor" else headers(tmp_path, stored)
+    fill(module, source.items(), "draft x", "strict", threads=threads)
+    parts = [module.qkv_proj.shard("weight", i) for i in range(3)]
+    assert all(torch.equal(part.float(), stored[f"{name}_proj.weight"]) for part, name in zip(parts, "qkv", strict=True))
+    assert torch.equal(module.embed_tokens.weight.float(), stored["embed_tokens.weight"])
+    assert torch.equal(module.down_proj.weight.float(), stored["down_proj.weight"])
+
+
+@pytest.mark.parametrize("row", [0, 4, 9])
+def test_a_bad_value_in_any_piece_is_found(tmp_path, monkeypatch, row):
+    monkeypatch.setattr("specbench.checkpoint.fill.PIECE", 300)
+    stored = tensors()
+    stored["embed_tokens.weight"][row, 31] = float("nan")
+    with pytest.raises(CheckpointError, match="embed_tokens.weight holds values that are not finite"):
+        fill(Block(), headers(tmp_path, stored).items(), "draft x", "strict", threads=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_finite_agrees_with_torch_on_every_bit_pattern(dtype):
+    if dtype.itemsize <= 2:
+        bits = torch.arange(2 ** (8 * dtype.itemsize), dtype=torch.int64).to({1: torch.uint8, 2: torch.uint16}[dtype.itemsize])
+    else:
+        bits = torch.cat([torch.randint(-(2**62), 2**62, (4000,)), torch.tensor([0, -1])])
+    for value in bits.view(dtype)[:: 1 if dtype.itemsize != 2 else 7]:
+        assert finite(value.reshape(1)) == bool(torch.isfinite(value.float() if dtype.itemsize == 1 else value)), value
+    extreme = torch.tensor([torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=torch.float64).to(dtype)
+    assert finite(extreme) and finite(torch.empty(0, dtype=dtype)) and finite(torch.ones(3, dtype=torch.int64))
+    if dtype.itemsize > 1:
+        assert not finite(torch.tensor([1, float("-inf")]).to(dtype)) and not finite(torch.tensor([float("inf")]).to(dtype))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -111,7 +112,7 @@ def fill(
 
     Args:
         checks: "strict" also refuses values that are not finite; "unexpected" copies whatever comes; "none" skips what finds no parameter.
-        threads: tensors that are copied side by side; more than 1 asks for `tensors` that stay valid.
+        threads: how many copy side by side; more than 1 asks for `tensors` that stay valid.
         progress: how many tensors come, for a bar that appears after a second; 0 shows none.
 
     Raises:
@@ -120,19 +121,20 @@ def fill(
     """
     from tqdm.auto import tqdm
 
-    def copy(job: tuple[str, Stored, Tensor]) -> None:
-        name, item, out = job
+    def copy(job: tuple[str, Stored, Tensor, bool]) -> bool:
+        name, item, out, last = job
         _copy(name, item, out)
         if checks == "strict" and not finite(out):
             stored = DTYPES[item.dtype] if isinstance(item, TensorInfo) else item.dtype
             cast = "" if out.dtype == stored else f", or {_short(stored)} values that {_short(out.dtype)} cannot hold"
             raise CheckpointError(f"{where}: {name} holds values that are not finite (the file is damaged{cast})")
+        return last
 
-    jobs = _destinations(module, tensors, where, skip=checks == "none")
-    with ThreadPoolExecutor(threads) as pool:
-        done = map(copy, jobs) if threads == 1 else pool.map(copy, jobs)
-        for _ in tqdm(done, "loading", progress or None, disable=not progress, delay=1, leave=False, unit="tensor"):
-            pass
+    jobs = (piece for job in _destinations(module, tensors, where, skip=checks == "none") for piece in _pieces(*job))
+    bar = tqdm(desc="loading", total=progress or None, disable=not progress, delay=1, leave=False, unit="tensor")
+    with ThreadPoolExecutor(threads) as pool, bar:
+        for last in map(copy, jobs) if threads == 1 else pool.map(copy, jobs):
+            bar.update(last)
 
 
 def _destinations(module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, skip: bool) -> Iterator[tuple[str, Stored, Tensor]]:
@@ -144,6 +146,24 @@ def _destinations(module: nn.Module, tensors: Iterable[tuple[str, Stored]], wher
             if skip:
                 continue
             raise CheckpointKeyError(parameter, tensor=name, module_parameters=_siblings(module, parameter), source=where) from None
+
+
+def _pieces(name: str, item: Stored, out: Tensor) -> Iterator[tuple[str, Stored, Tensor, bool]]:
+    """`item` cut into blocks of rows: what is checked is still in cache, temporaries stay small, and threads share a large tensor."""
+    shape, size = tuple(item.shape), item.end - item.begin if isinstance(item, TensorInfo) else item.nbytes
+    if size <= PIECE or shape != tuple(out.shape) or (isinstance(item, TensorInfo) and item.pickled):
+        yield name, item, out, True
+        return
+    row = size // shape[0]
+    step = max(1, PIECE // row)
+    for start in range(0, shape[0], step):
+        count = min(step, shape[0] - start)
+        if isinstance(item, TensorInfo):
+            begin = item.begin + start * row
+            part: Stored = replace(item, shape=(count, *shape[1:]), begin=begin, end=begin + count * row)
+        else:
+            part = item.narrow(0, start, count)
+        yield name, part, out.narrow(0, start, count), start + count == shape[0]
 
 
 def _copy(name: str, item: Stored, out: Tensor) -> None:
@@ -176,6 +196,7 @@ BITS = {
     torch.float8_e4m3fn: (1, 0x7F), torch.float8_e5m2: (1, 0x7C),
 }  # fmt: skip
 BLOCK = 1 << 18  # values
+PIECE = 4 << 20  # bytes
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

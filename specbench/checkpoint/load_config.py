@@ -9,6 +9,7 @@ Fields, defaults and the list of formats: vLLM 0.32.0, vllm/config/load.py and v
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -36,7 +37,7 @@ class LoadConfig:
     download_dir: the hub cache folder that a hub id is fetched into and read from; a local folder is read where it lies.
     safetensors_load_strategy: None and "lazy" read each tensor straight into its place; "eager" reads a whole file first; "prefetch" warms
         the page cache with threads meanwhile.
-    model_loader_extra_config: `enable_multithread_load`, and `num_threads` for it (8 if unset).
+    model_loader_extra_config: `enable_multithread_load`, and `num_threads` for it (8 if unset); see `num_threads`.
     device: where weights go when the call says "auto".
     ignore_patterns: files of a hub id that are not fetched.
     use_tqdm_on_load: a progress bar for loads of over a second.
@@ -80,9 +81,9 @@ class LoadConfig:
 
     @property
     def num_threads(self) -> int:
-        """Threads that read one file: 1 unless `enable_multithread_load`."""
+        """Threads that read one file: as many as there are cores, at most 4, unless `enable_multithread_load` says otherwise."""
         extra = self.model_loader_extra_config
-        return int(extra.get("num_threads", 8)) if extra.get("enable_multithread_load") else 1
+        return int(extra.get("num_threads", 8)) if extra.get("enable_multithread_load") else min(4, os.cpu_count() or 1)
 
     def changed(self) -> dict[str, Any]:
         """What differs from the defaults."""

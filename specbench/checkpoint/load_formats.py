@@ -44,7 +44,7 @@ class WeightSource:
 
     @property
     def threads(self) -> int:
-        """Tensors of `stored` that may be copied side by side: 1 where each is valid only until the next."""
+        """How many threads may copy what `stored` gives: 1 where each tensor is valid only until the next."""
         return 1 if self.load_config.load_format in ("fastsafetensors", "runai_streamer") else self.load_config.num_threads
 
     def headers(self) -> dict[str, TensorInfo]:
