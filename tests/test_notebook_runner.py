@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -278,3 +281,20 @@ def test_sweep_refuses_an_unknown_name_before_it_starts(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no parameter draft"):
         sweep(inner, tmp_path / "runs", [{"k": 1}, {"draft": 1}])
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.notebook
+def test_an_interrupt_leaves_a_failed_record_and_no_kernel(tmp_path: Path) -> None:
+    hangs = "import os, time\nfrom pathlib import Path\nPath(run_dir, 'pid').write_text(str(os.getpid()))\ntime.sleep(k)"
+    notebook = write(tmp_path / "n.ipynb", PARAMETERS, hangs, FINISH)
+    command = [sys.executable, "-m", "specbench.bench.notebooks", str(notebook), "--run-dir", str(tmp_path / "run"), "-p", "k", "200"]
+    child = subprocess.Popen(command, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler))
+    started = tmp_path / "run" / "pid"
+    while not started.exists() and child.poll() is None:
+        time.sleep(0.1)
+    child.send_signal(signal.SIGINT)
+    assert child.wait() != 0
+    record = read(tmp_path / "run" / "run.json")
+    assert record["status"] == "failed" and record["cell"] == "cell 2 of 3" and "KeyboardInterrupt" in record["error"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(started.read_text()), 0)
