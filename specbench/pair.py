@@ -74,7 +74,7 @@ def open_pair(
     """Read configs and tensor headers of both checkpoints.
 
     Args:
-        verifier: folder, or hub id ("RedHatAI/Qwen3-8B-quantized.w4a16").
+        verifier: folder, hub id ("RedHatAI/Qwen3-8B-quantized.w4a16"), or a .gguf file (expanded to bf16 once, in the cache).
         draft: folder or hub id of an EAGLE-3 draft; None takes `speculative_config["model"]`.
         revision: commit, tag or branch of the verifier on the hub.
         draft_revision: the same for the draft.
@@ -133,6 +133,10 @@ Located = tuple[Path, str | None, Mapping[str, TensorInfo], WeightFiles]  # fold
 
 def _locate(source: str | Path, revision: str | None, load_config: LoadConfig) -> Located:
     folder = Path(source)
+    if folder.suffix == ".gguf" and folder.is_file():
+        from .through_transformers import plain_gguf
+
+        folder = plain_gguf(folder)
     if folder.is_dir():
         read_json(folder / "config.json")  # no checkpoint without it, whatever else is missing
         files = weight_files(folder, load_config.load_format)

@@ -15,12 +15,14 @@ from .checkpoint.families import look
 from .checkpoint.files import TensorInfo
 from .checkpoint.fill import check, drop_left_out, fill, is_cache_scale
 from .checkpoint.hub import materialize
+from .checkpoint.load_config import LoadConfig
 from .checkpoint.load_formats import fill_dummy
 from .checkpoint.rope import read_rope
 from .errors import ConfigError
 from .models.decoder import Decoder, DecoderConfig
-from .pair import Pair, read_with
+from .pair import Checkpoint, Pair, read_with
 from .quant.scheme import parse_quantization
+from .through_transformers import METHODS, expanded
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -40,6 +42,8 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
     where = f"verifier {checkpoint.name}"
     tensors = {name.removeprefix("model."): info for name, info in checkpoint.tensors.items() if not _foreign(name)}
     config = _with_stored_biases(decoder_config(checkpoint.config, f"{where}/config.json"), tensors)
+    if (checkpoint.quantization or {}).get("quant_method") in METHODS:
+        return _through_transformers(checkpoint, config, device, dtype, kv_cache_dtype)
     quantization = parse_quantization(checkpoint.quantization, f"{where}/config.json: quantization_config")
     named = look(checkpoint.config, "dtype", "torch_dtype").value
     model = Decoder(config, quantization.for_module if quantization else lambda _: None, pick_dtype(dtype, named))
@@ -60,6 +64,24 @@ def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", pack
     if tied:
         model.lm_head.weight = model.embed_tokens.weight
     finish(model, packed)
+    return _described(model, checkpoint, kv_cache_dtype)
+
+
+def _through_transformers(checkpoint: Checkpoint, config: DecoderConfig, device: str, dtype: str, kv_cache_dtype: str) -> Decoder:
+    """A decoder with the plain weights that transformers' own quantizer expands."""
+    materialize(checkpoint, tokenizer=True)
+    model = Decoder(config, lambda _: None, pick_dtype(dtype, look(checkpoint.config, "dtype", "torch_dtype").value))
+    tensors = {name.removeprefix("model."): tensor for name, tensor in expanded(checkpoint.path, model.dtype).items()}
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    allocate(model, pick_device(device, LoadConfig()), skip={"lm_head"} if config.tie_word_embeddings else set())
+    fill(model, tensors.items(), f"verifier {checkpoint.name}", "strict")
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.embed_tokens.weight
+    return _described(model, checkpoint, kv_cache_dtype)
+
+
+def _described(model: Decoder, checkpoint: Checkpoint, kv_cache_dtype: str) -> Decoder:
     eos = look(checkpoint.config, "eos_token_id").value
     model.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
     model.folder = checkpoint.path
