@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from .bench.notebooks import NotebookError, NotebookRun, run_notebook
+from .bench.notebooks import NotebookError, NotebookRun, check_parameters, run_notebook
 from .bench.session import runs_root
 from .errors import ConfigError, SpecbenchError
 
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PARAMETERS: dict[str, dict[str, Any]] = {
     "01_reproduce_keyerror": {},
     "02_apply_the_fix": {"max_new_tokens": 64},
-    "04_acceptance": {"prompts_per_category": 1, "max_new_tokens": 64},
-    "05_throughput": {"prompts_per_category": 1, "max_new_tokens": 64},
+    "04_acceptance": {"prompts_per_category": 1, "max_new_tokens": 64, "formats": []},
+    "05_throughput": {"prompts_per_category": 1, "max_new_tokens": 64, "formats": []},
 }
 
 
@@ -35,6 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         folder = runs_root() / (options.run or f"demo-{fingerprint()}")
+        for name, parameters in PARAMETERS.items():
+            check_parameters(ROOT / "notebooks" / f"{name}.ipynb", parameters)
         prepare()
     except SpecbenchError as error:
         print(error, file=sys.stderr)

@@ -154,7 +154,7 @@ def test_02_proves_that_outputs_are_the_verifiers_own(tmp_path: Path, inputs: di
 
 @pytest.mark.notebook
 def test_04_measures_acceptance_of_both_verifiers(tmp_path: Path, inputs: dict[str, Any]) -> None:
-    run = execute("04_acceptance", tmp_path, inputs, num_speculative_tokens=[1, 3])
+    run = execute("04_acceptance", tmp_path, inputs, num_speculative_tokens=[1, 3], formats=[])
     rows = load_runs(tmp_path)
     assert len(rows) == 2 * 2 * 2 and set(rows.status) == {"ok"} and set(rows.verifier_format) == {"fp32", "w4a16"}
     summary = pd.read_csv(tmp_path / "summary.csv")
@@ -166,8 +166,20 @@ def test_04_measures_acceptance_of_both_verifiers(tmp_path: Path, inputs: dict[s
 
 
 @pytest.mark.notebook
+def test_06_draws_what_each_load_did(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    chosen = {"verifier": inputs["reference"], "formats": ["plain", "AWQ", "fp8 dynamic"], "policies": ["draft", "vllm-0.11.0"]}
+    execute("06_failure_atlas", tmp_path, inputs, **chosen)
+    table = pd.read_csv(tmp_path / "atlas.csv")
+    found = table[table.draft_format == "plain"].set_index(["verifier_format", "policy"]).outcome
+    assert found["AWQ", "vllm-0.11.0"] == "KeyError" and found["fp8 dynamic", "vllm-0.11.0"] == "silent corruption"
+    assert set(found.xs("draft", level="policy")) == {"loads right"}
+    assert len(table) == 3 * 2 * 2 and table.mean_acceptance_length.notna().any()
+    assert figures(tmp_path) == {"failure_atlas"}
+
+
+@pytest.mark.notebook
 def test_05_measures_speed_against_its_own_baseline(tmp_path: Path, inputs: dict[str, Any]) -> None:
-    run = execute("05_throughput", tmp_path, inputs, num_speculative_tokens=[0, 2], repeats=1)
+    run = execute("05_throughput", tmp_path, inputs, num_speculative_tokens=[0, 2], repeats=1, formats=[])
     summary = pd.read_csv(tmp_path / "summary.csv").set_index(["verifier_format", "k"])
     assert set(summary.index) == {("fp32", 0), ("fp32", 2), ("w4a16", 0), ("w4a16", 2)}
     assert (summary.decode_tokens_per_second > 0).all() and summary.speedup.xs(0, level="k").round(9).eq(1).all()
