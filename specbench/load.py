@@ -15,7 +15,7 @@ from torch import nn
 
 from .building import allocate, finish, open_weights, pick_cache_dtype, pick_device, pick_dtype, progress_of
 from .checkpoint.files import TensorInfo, read_into
-from .checkpoint.fill import check, drop_left_out, fill, first_part, is_cache_scale
+from .checkpoint.fill import check, drop_left_out, fill, finite, first_part, is_cache_scale
 from .checkpoint.hub import materialize
 from .checkpoint.load_formats import WeightSource, dummy_, fill_dummy, weights
 from .errors import CheckpointError, ConfigError
@@ -125,6 +125,8 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
         else:
             weight = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=model.dtype, device=model.device)
             _read_verifier(pair, "embed_tokens.weight", weight)
+            if plan["checks"] == "strict" and not finite(weight):
+                raise CheckpointError(f"verifier {pair.verifier.name}: embed_tokens.weight holds values that are not finite; the file is damaged")
             model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
     if plan["lm_head"] == "verifier":
         if verifier is None:

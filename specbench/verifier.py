@@ -12,7 +12,7 @@ from typing import Any
 
 from .building import allocate, finish, open_weights, pick_cache_dtype, pick_device, pick_dtype, progress_of
 from .checkpoint.families import look
-from .checkpoint.files import TensorInfo
+from .checkpoint.files import TensorInfo, read_json
 from .checkpoint.fill import check, drop_left_out, fill, is_cache_scale
 from .checkpoint.hub import materialize
 from .checkpoint.load_config import LoadConfig
@@ -25,6 +25,9 @@ from .quant.scheme import parse_quantization
 from .through_transformers import METHODS, expanded
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+NEEDED = (
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "max_position_embeddings", "rms_norm_eps",
+)  # fmt: skip
 
 
 def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True, kv_cache_dtype: str = "auto") -> Decoder:
@@ -82,11 +85,18 @@ def _through_transformers(checkpoint: Checkpoint, config: DecoderConfig, device:
 
 
 def _described(model: Decoder, checkpoint: Checkpoint, kv_cache_dtype: str) -> Decoder:
-    eos = look(checkpoint.config, "eos_token_id").value
-    model.eos_ids = frozenset([eos] if isinstance(eos, int) else eos or ())
+    model.eos_ids = _end_ids(checkpoint)
     model.folder = checkpoint.path
     model.kv_cache_dtype = pick_cache_dtype(kv_cache_dtype)
     return model.eval()
+
+
+def _end_ids(checkpoint: Checkpoint) -> frozenset[int]:
+    """Ids that end an answer, found where transformers' generate finds them: Llama 3 names the end of a turn in generation_config.json only."""
+    path = checkpoint.path / "generation_config.json"
+    eos = read_json(path).get("eos_token_id") if path.is_file() else None
+    eos = checkpoint.config.get("eos_token_id") if eos is None else eos
+    return frozenset([eos] if isinstance(eos, int) else eos or ())
 
 
 def _foreign(name: str) -> bool:
@@ -112,8 +122,12 @@ def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
         raise ConfigError(f"{where}: model_type is {kind!r}; the native decoder computes {', '.join(MODEL_TYPES)}")
     if config.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"{where}: hidden_act is {config['hidden_act']!r}; the native decoder computes 'silu'")
-    window = config.get("sliding_window") if config.get("use_sliding_window", kind == "mistral") else None
-    if window is not None:
+    lacking = [key for key in NEEDED if config.get(key) is None]
+    if lacking:
+        raise ConfigError(f"{where} lacks {', '.join(lacking)}; nothing stands in for it")
+    # An absent key is 4096 to MistralConfig; null is none.
+    window = config.get("sliding_window", 4096 if kind == "mistral" else None) if config.get("use_sliding_window", kind == "mistral") else None
+    if window is not None and window < config["max_position_embeddings"]:
         raise ConfigError(f"{where}: sliding_window is {window}; the native decoder attends to everything")
     heads = config["num_attention_heads"]
     bias = bool(config.get("attention_bias", False))
