@@ -25,7 +25,15 @@ def aux_layers(q: Question) -> list[Setting]:
     n = int(q.verifier_config["num_hidden_layers"])
     width = _states(q)
     if not any(name.startswith("fc.") for name in q.dialect.tensors):
-        return [Setting("aux_layers", (n + 1,), "draft tensors: no fc", None, "the verifier's final state after its norm, as ModelOpt without aux states")]
+        return [
+            Setting(
+                "aux_layers",
+                (n + 1,),
+                "draft tensors: no fc",
+                None,
+                "the verifier's final state after its norm, as ModelOpt without aux states",
+            )
+        ]
     found = q.dialect.flag(KEY)
     if "aux_layers" in q.overrides:
         chosen = _checked(q, q.overrides["aux_layers"], n, "override aux_layers")
@@ -36,7 +44,8 @@ def aux_layers(q: Question) -> list[Setting]:
         setting = _default(q, n, found.value)
     if width is not None and len(setting.value) != width:
         raise q.fail(
-            f"fc reads {width} states, but {len(setting.value)} ids {list(setting.value)} come from {setting.source}; set {KEY} in config.json, or override aux_layers"
+            f"fc reads {width} states, but {len(setting.value)} ids {list(setting.value)} come from {setting.source}; set {KEY} in "
+            f"config.json, or override aux_layers"
         )
     return [setting]
 
@@ -94,7 +103,14 @@ def _default(q: Question, n: int, ignored: Any) -> Setting:
     default = _checked(q, (2, n // 2, n - 3), n, "the default (2, n // 2, n - 3)")
     if ignored is None:
         return Setting("aux_layers", default, "default (2, n // 2, n - 3)", None, f"guessed: config.json has no {KEY}", True)
-    return Setting("aux_layers", default, "default (2, n // 2, n - 3)", None, f"config.json says {ignored}, which policy {q.policy.name} never reads", True)
+    return Setting(
+        "aux_layers",
+        default,
+        "default (2, n // 2, n - 3)",
+        None,
+        f"config.json says {ignored}, which policy {q.policy.name} never reads",
+        True,
+    )
 
 
 def _checked(q: Question, ids: Any, n: int, where: str, shift: int = 0) -> tuple[int, ...]:

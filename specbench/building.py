@@ -1,7 +1,7 @@
 """What loading a verifier and loading a draft share: where weights come from, on which device and in which dtype they land.
 
-What enters: load configs, modules on the meta device. What leaves: allocated modules, then finished ones. It does not know plans, policies, or which of the
-two models it serves.
+What enters: load configs, modules on the meta device. What leaves: allocated modules, then finished ones. It does not know plans, policies,
+or which of the two models it serves.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def progress_of(load_config: LoadConfig, tensors: Mapping[str, TensorInfo]) -> i
 
 
 def allocate(module: nn.Module, device: torch.device, skip: set[str], zero: bool = False) -> None:
-    """Allocate parameters, except those of the modules named in `skip`; those of packed formats hold what an engine's do before a file fills
-    them. `zero` clears plain ones too: nothing promises that a file fills them all."""
+    """Allocate parameters, except those of the modules named in `skip`; those of packed formats hold what an engine's do before a file
+    fills them. `zero` clears plain ones too: nothing promises that a file fills them all."""
     for name, parameter in list(module.named_parameters()):
         if name.rpartition(".")[0] not in skip:
             owner = module.get_submodule(name.rpartition(".")[0])
@@ -65,7 +65,10 @@ def pick_dtype(requested: str, planned: str | None) -> torch.dtype:
     name = planned if requested == "auto" else requested
     value = getattr(torch, str(name).removeprefix("torch."), None)
     if not isinstance(value, torch.dtype) or not value.is_floating_point:
-        raise ConfigError(f"dtype is {name!r} ({'from config.json' if requested == 'auto' else 'requested'}); a floating dtype such as bfloat16 is expected")
+        raise ConfigError(
+            f"dtype is {name!r} ({'from config.json' if requested == 'auto' else 'requested'}); a floating dtype such as bfloat16 is "
+            f"expected"
+        )
     return value
 
 

@@ -46,8 +46,8 @@ def bundled_pair(name: str, cache: Path | None = None) -> Pair:
     """The bundled verifier `name` with the bundled draft.
 
     Args:
-        name: "bf16" (plain), "w4a16" (compressed-tensors: 4-bit weights in groups of 64, searched scales), or, rounded to nearest, "w4a16-asym",
-            "w8a16", "w8a8", "fp8", "nvfp4a16".
+        name: "bf16" (plain), "w4a16" (compressed-tensors: 4-bit weights in groups of 64, searched scales), or, rounded to nearest,
+            "w4a16-asym", "w8a16", "w8a8", "fp8", "nvfp4a16".
         cache: where verifiers are built, 0.4 GB for the first two; None is $SPECBENCH_CACHE, else specbench in the user's cache folder.
 
     Raises:

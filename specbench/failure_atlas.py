@@ -1,10 +1,11 @@
 """The failure atlas: what loading a draft does beside every verifier format, under every engine's policy.
 
-What enters: a pair whose verifier is plain, formats, policies. What leaves: one row per (verifier format, draft format, policy), with the acceptance that is left
-where nothing complained. It does not know any outcome beforehand: every row is a real load under that policy, and a real decode.
+What enters: a pair whose verifier is plain, formats, policies. What leaves: one row per (verifier format, draft format, policy), with the
+acceptance that is left where nothing complained. It does not know any outcome beforehand: every row is a real load under that policy, and a
+real decode.
 
-A format is a quantization section put in place of the verifier's own: draft settings depend on what the verifier declares, not on its weights, so the
-plain verifier decodes beside the draft that each load left behind.
+A format is a quantization section put in place of the verifier's own: draft settings depend on what the verifier declares, not on its
+weights, so the plain verifier decodes beside the draft that each load left behind.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ OUTCOMES = ("loads right", "silent corruption", "KeyError", "shape error", "refu
 def _compressed(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
     return {
-        "quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "config_groups": {"group_0": group}, "ignore": ["lm_head"],
-    }  # fmt: skip
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
 
 
 def _ints(bits: int, strategy: str, **more: Any) -> dict[str, Any]:
@@ -48,7 +53,9 @@ VERIFIER_FORMATS: dict[str, dict[str, Any] | None] = {
     "W4A16": _compressed("pack-quantized", _ints(4, "group", group_size=64)),
     "W4A16 asym": _compressed("pack-quantized", _ints(4, "group", group_size=64) | {"symmetric": False}),
     "W8A16": _compressed("pack-quantized", _ints(8, "channel")),
-    "NVFP4": _compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}),
+    "NVFP4": _compressed(
+        "nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    ),
     "W8A8 dynamic": _compressed("int-quantized", _ints(8, "channel"), _ints(8, "token", dynamic=True)),
     "W8A8 static": _compressed("int-quantized", _ints(8, "channel"), _ints(8, "tensor", dynamic=False)),
     "FP8 channel": _compressed("float-quantized", _floats("channel"), _floats("token", dynamic=True)),
@@ -85,8 +92,8 @@ def atlas(
         prompts: texts or token ids on which acceptance is measured; None measures none.
 
     Returns:
-        columns verifier_format | draft_format | policy | outcome (one of `OUTCOMES`) | key | detail | mean_acceptance_length (where a draft was
-        loaded and prompts were given; over rounds, the bonus token counted) | mean_acceptance_length_draft (under policy "draft").
+        columns verifier_format | draft_format | policy | outcome (one of `OUTCOMES`) | key | detail | mean_acceptance_length (where a draft
+        was loaded and prompts were given; over rounds, the bonus token counted) | mean_acceptance_length_draft (under policy "draft").
 
     Raises:
         ConfigError: an unknown format or policy, or a draft that does not load under "draft" beside the plain verifier.
@@ -118,7 +125,16 @@ def atlas(
                 tau = None if left is None else _acceptance(verifier, left, prompts, num_speculative_tokens, max_new_tokens)
                 rows.append((name, draft_format, policy.name, outcome, key, detail, tau, measured))
                 bar.update()
-    columns = ["verifier_format", "draft_format", "policy", "outcome", "key", "detail", "mean_acceptance_length", "mean_acceptance_length_draft"]
+    columns = [
+        "verifier_format",
+        "draft_format",
+        "policy",
+        "outcome",
+        "key",
+        "detail",
+        "mean_acceptance_length",
+        "mean_acceptance_length_draft",
+    ]
     return pd.DataFrame(rows, columns=columns)
 
 

@@ -1,7 +1,7 @@
 """Execute a plan: build the draft for its settings and fill it from its files.
 
-What enters: a pair and a policy. What leaves: a loaded draft. It decides nothing; every choice is in the plan. Parameters are created on the meta
-device, then filled straight from the files, shard by shard.
+What enters: a pair and a policy. What leaves: a loaded draft. It decides nothing; every choice is in the plan. Parameters are created on
+the meta device, then filled straight from the files, shard by shard.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from .policies import Policy, get_policy
 from .quant.scheme import Scheme, parse_quantization
 
 
+@torch.inference_mode(False)  # inference tensors could not be filled from other threads
 def load_draft(
     pair: Pair,
     policy: str | Policy = "draft",
@@ -126,7 +127,9 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
             weight = torch.empty(model.config.vocab_size, model.config.hidden_size, dtype=model.dtype, device=model.device)
             _read_verifier(pair, "embed_tokens.weight", weight)
             if plan["checks"] == "strict" and not finite(weight):
-                raise CheckpointError(f"verifier {pair.verifier.name}: embed_tokens.weight holds values that are not finite; the file is damaged")
+                raise CheckpointError(
+                    f"verifier {pair.verifier.name}: embed_tokens.weight holds values that are not finite; the file is damaged"
+                )
             model.embed_tokens.weight = nn.Parameter(weight, requires_grad=False)
     if plan["lm_head"] == "verifier":
         if verifier is None:
@@ -157,12 +160,16 @@ def _computed_map(plan: Plan, source: WeightSource) -> torch.Tensor:
         return torch.zeros(plan["draft_vocab_size"], dtype=torch.int64)
     target = source.read(plan.dialect.tensors["t2d"].name).bool().nonzero()[:, 0]
     if len(target) != plan["draft_vocab_size"]:
-        raise CheckpointError(f"draft {plan.pair.draft.name}: t2d marks {len(target)} ids, the draft vocabulary is {plan['draft_vocab_size']}")
+        raise CheckpointError(
+            f"draft {plan.pair.draft.name}: t2d marks {len(target)} ids, the draft vocabulary is {plan['draft_vocab_size']}"
+        )
     return target - torch.arange(len(target))
 
 
 def _forbid_unknown_ids(model: Eagle3, pair: Pair, plan: Plan) -> None:
-    """Padding ids, which the verifier's tokenizer does not have, are never proposed; only looked at where the vocabularies are padded differently."""
+    """Padding ids, which the verifier's tokenizer does not have, are never proposed; only looked at where the vocabularies are padded
+    differently.
+    """
     if not plan.settings["vocab_size"].note:
         return
     materialize(pair.verifier, [], tokenizer=True)
@@ -173,7 +180,8 @@ def _forbid_unknown_ids(model: Eagle3, pair: Pair, plan: Plan) -> None:
     known = Tokenizer.from_file(str(pair.verifier.path / "tokenizer.json")).get_vocab_size()
     if known > min(plan["vocab_size"], plan.dialect.size("vocab_size").value):
         raise ConfigError(
-            f"the tokenizer of {pair.verifier.name} has {known} entries, draft {pair.draft.name} only {plan.dialect.size('vocab_size').value}: it belongs to another verifier"
+            f"the tokenizer of {pair.verifier.name} has {known} entries, draft {pair.draft.name} only "
+            f"{plan.dialect.size('vocab_size').value}: it belongs to another verifier"
         )
     unknown = model.to_target(torch.arange(model.config.draft_vocab_size, device=model.device)) >= known
     model.unproposable = unknown if bool(unknown.any()) else None
@@ -185,7 +193,8 @@ def _check_map(draft: Eagle3, t2d: TensorInfo | None, source: WeightSource, wher
     vocab = draft.config.vocab_size
     if len(target) and not (int(target.min()) >= 0 and int(target.max()) < vocab and len(target.unique()) == len(target)):
         raise CheckpointError(
-            f"{where}: draft id + d2t[draft id] must be distinct ids in 0..{vocab - 1}, found {int(target.min())}..{int(target.max())} with "
+            f"{where}: draft id + d2t[draft id] must be distinct ids in 0..{vocab - 1}, found {int(target.min())}..{int(target.max())} "
+            f"with "
             f"{len(target.unique())} distinct of {len(target)}; d2t holds offsets, not ids"
         )
     if t2d is not None:

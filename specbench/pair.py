@@ -78,14 +78,15 @@ def open_pair(
         draft: folder or hub id of an EAGLE-3 draft; None takes `speculative_config["model"]`.
         revision: commit, tag or branch of the verifier on the hub.
         draft_revision: the same for the draft.
-        speculative_config: vLLM's dict (or its JSON text), verbatim; its model, revision and draft_load_config stand in for arguments that are not
+        speculative_config: vLLM's dict (or its JSON text), verbatim; its model, revision and draft_load_config stand in for arguments that
+        are not
             given, its quantization for `resolve`'s override.
         load_config: how the verifier's weights are found and read, as vLLM's dict; None is all defaults.
         draft_load_config: the same for the draft; None is unset: the verifier's counts.
 
     Raises:
-        ConfigError: no draft, the draft is the verifier, or a load or speculative config with an unknown key, a wrong value or a contradiction.
-        CheckpointFileError: files missing or damaged.
+        ConfigError: no draft, the draft is the verifier, or a load or speculative config with an unknown key, a wrong value or a
+        contradiction. CheckpointFileError: files missing or damaged.
         CheckpointError: weights only in a pickle, and one that asks for more than tensors.
         DownloadError: a hub id that cannot be fetched.
     """
@@ -95,7 +96,8 @@ def open_pair(
     draft_load_config = config.draft_load_config if draft_load_config is None else draft_load_config
     if not draft or str(draft) == str(verifier):
         raise ConfigError(
-            f"draft is {str(draft)!r} and verifier is {str(verifier)!r}: an EAGLE-3 draft is a checkpoint of its own, with fc.weight and one "
+            f"draft is {str(draft)!r} and verifier is {str(verifier)!r}: an EAGLE-3 draft is a checkpoint of its own, with fc.weight and "
+            f"one "
             "or more decoder layers that read 2 x hidden"
         )
     verifier_load = parse_load_config(load_config)
@@ -164,8 +166,8 @@ def read_with(checkpoint: Checkpoint, load_config: LoadConfig) -> Checkpoint:
 def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:
     """What a checkpoint declares about its weights, and where.
 
-    `quantization_config` (or `compression_config`) of config.json; else ModelOpt's hf_quant_config.json, whose `quantization` object becomes the section with
-    quant_method "modelopt". An empty object, or one whose algorithm is null, declares nothing.
+    `quantization_config` (or `compression_config`) of config.json; else ModelOpt's hf_quant_config.json, whose `quantization` object
+    becomes the section with quant_method "modelopt". An empty object, or one whose algorithm is null, declares nothing.
     """
     for key in ("quantization_config", "compression_config"):
         section = config.get(key)

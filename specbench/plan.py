@@ -45,7 +45,9 @@ class Plan:
         return [f"{s.name}: {s.note}" for s in self.settings.values() if s.warning]
 
     def command(self, engine: str = "vllm", num_speculative_tokens: int | None = None) -> str:
-        """How `engine` ("vllm", "sglang", "trtllm") is started on this pair, with what it cannot express as comments (see `command.command`)."""
+        """How `engine` ("vllm", "sglang", "trtllm") is started on this pair, with what it cannot express as comments (see
+        `command.command`).
+        """
         from .command import command
 
         return command(self, engine, num_speculative_tokens, speculative_config=self.pair.speculative)
@@ -127,13 +129,17 @@ def _quantization(q: Question) -> list[Setting]:
     evidence = [name for name in q.dialect.tensors if name.endswith(tuple(f".{leaf}" for leaf in QUANTIZED_LEAVES))]
     if requested == "none":
         if evidence:
-            raise q.fail(f"quantization 'none' was asked for, but the file holds packed or scaled tensors ({evidence[0]} and {len(evidence) - 1} more)")
+            raise q.fail(
+                f"quantization 'none' was asked for, but the file holds packed or scaled tensors ({evidence[0]} and {len(evidence) - 1} "
+                f"more)"
+            )
         own = None
     elif requested is not None and (own or {}).get("quant_method") != requested:
         raise q.fail(f"quantization {requested!r} was asked for, but its config declares {describe_quantization(own)}")
     if own is None and evidence and q.policy.rule("checks") == "strict":
         raise q.fail(
-            f"it declares no quantization, but holds {evidence[0]} and {len(evidence) - 1} more such tensors; its quantization_config is missing"
+            f"it declares no quantization, but holds {evidence[0]} and {len(evidence) - 1} more such tensors; its quantization_config is "
+            f"missing"
         )
     files = {"draft": (q.draft, own), "verifier": (q.verifier, other), "none": (q.draft, None)}
     rows = []
@@ -148,7 +154,9 @@ def _quantization(q: Question) -> list[Setting]:
         if origin == "draft" and requested == "none":
             source = "asked for: none"
         rows.append(Setting(name, section, source, describe_quantization(other), note, bool(note)))
-    declared = Setting("quantization_declared", q.draft.quantization, q.draft.quantization_source or "the draft's files", describe_quantization(other))
+    declared = Setting(
+        "quantization_declared", q.draft.quantization, q.draft.quantization_source or "the draft's files", describe_quantization(other)
+    )
     return [*rows, declared, Setting("quantization_requested", asked or "unset", "speculative_config or override"), *_rotation(q)]
 
 
@@ -158,7 +166,10 @@ def _rotation(q: Question) -> list[Setting]:
     seen = [key for key in ROTATION_KEYS if section.get(key) or q.verifier.config.get(key)]
     if not seen:
         return []
-    note = f"{seen[0]} is set: hidden states may be rotated, and this draft's fc was not; acceptance falls without an error. Rotate fc, or use a draft of this verifier"
+    note = (
+        f"{seen[0]} is set: hidden states may be rotated, and this draft's fc was not; acceptance falls without an error. Rotate fc, "
+        f"or use a draft of this verifier"
+    )
     return [Setting("rotation", seen[0], f"verifier {q.verifier.name}: {seen[0]}", seen[0], note, True)]
 
 

@@ -1,7 +1,7 @@
 """The failure atlas as one figure: what each load did, and the acceptance that was left.
 
-What enters: a table of `failure_atlas.atlas`. What leaves: Axes with a row per verifier format and a column per draft format and policy. It loads and measures
-nothing; the figure redraws from a stored table alone.
+What enters: a table of `failure_atlas.atlas`. What leaves: Axes with a row per verifier format and a column per draft format and policy. It
+loads and measures nothing; the figure redraws from a stored table alone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def failure_atlas(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         with pyplot.rc_context(STYLE):
             ax = pyplot.subplots(figsize=(2.2 + 1.25 * len(columns), 2.2 + 0.33 * len(rows)))[1]
     with canvas(ax) as axes:
+        row: Any
         for row in table.itertuples():
             x, y = columns.index((row.draft_format, row.policy)), rows.index(row.verifier_format)
             axes.add_patch(Rectangle((x - 0.48, y - 0.46), 0.96, 0.92, facecolor=COLOURS[row.outcome], edgecolor="none"))
@@ -49,7 +50,18 @@ def failure_atlas(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         handles = [Patch(facecolor=COLOURS[name], label=name) for name in OUTCOMES if name in set(table.outcome)]
         axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, -0.01), ncols=3, columnspacing=1.2)
         axes.set_title("What loading the draft does", pad=12)
-        axes.annotate(_caption(table), (0.5, 0), (0, -52), xycoords="axes fraction", textcoords="offset points", ha="center", va="top", fontsize=9, color=DARK, gid="caption")
+        axes.annotate(
+            _caption(table),
+            (0.5, 0),
+            (0, -52),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=9,
+            color=DARK,
+            gid="caption",
+        )
     return axes
 
 
@@ -61,4 +73,7 @@ def _cell(row: Any) -> str:
 def _caption(table: pd.DataFrame) -> str:
     if table.mean_acceptance_length.isna().all():
         return "Each cell is a real load under that policy."
-    return "Each cell is a real load under that policy. Numbers: mean acceptance length that\nis left (tokens per round, bonus counted); 1 is what no draft at all would give."
+    return (
+        "Each cell is a real load under that policy. Numbers: mean acceptance length that\nis left (tokens per round, bonus counted); "
+        "1 is what no draft at all would give."
+    )

@@ -24,9 +24,9 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILION, PURPLE = (
 )  # fmt: skip
 DARK = "#4D4D4D"
 FORMAT_COLOURS = {
-    "bf16": BLUE, "w4a16": VERMILION, "fp8": GREEN, "awq-w4a16": PURPLE, "gptq-w4a16": ORANGE, "fp16": SKY, "fp32": BLACK,
+    "bf16": BLUE, "w4a16": VERMILION, "w4a16-asym": ORANGE, "w8a16": SKY, "w8a8": PURPLE, "fp8": GREEN, "nvfp4a16": BLACK,
 }  # fmt: skip
-SPARE_COLOURS = [PURPLE, GREEN, ORANGE, SKY, BLACK, YELLOW]
+SPARE_COLOURS = [BLACK, PURPLE, GREEN, ORANGE, SKY, BLUE, VERMILION, YELLOW]  # for other formats, those not in the figure first
 PART_COLOURS = {"draft": ORANGE, "verify": SKY, "other": "#BBBBBB"}
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 STYLE: Any = {

@@ -1,8 +1,8 @@
 """Policies: where each draft setting is taken from, as data.
 
-What enters: a policy name. What leaves: a `Policy`, whose fields the plan's rules read. It does not know any pair, and holds no code: an engine's
-behaviour is a row here, each field with the evidence for it. A field that nobody has established for a release is None: the plan then shows what
-`draft` would do, and says so.
+What enters: a policy name. What leaves: a `Policy`, whose fields the plan's rules read. It does not know any pair, and holds no code: an
+engine's behaviour is a row here, each field with the evidence for it. A field that nobody has established for a release is None: the plan
+then shows what `draft` would do, and says so.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ class Policy:
     layer_quantization: whose quantization section the draft's decoder layers are built from ("none": always plain).
     edge_quantization: the same for `fc` and `lm_head`.
     layer_count: "tensors" counts stored layers, "one" builds one, "config" believes num_hidden_layers.
-    aux_layers: how `eagle_aux_hidden_state_layer_ids` is read: "draft" in its family's convention; "config-unshifted" as layer inputs whoever
-    wrote it; "top-level-unshifted" the same but not where it is nested; "first-is-1" as layer outputs exactly if the first id is 1;
+    aux_layers: how `eagle_aux_hidden_state_layer_ids` is read: "draft" in its family's convention; "config-unshifted" as layer inputs
+    whoever wrote it; "top-level-unshifted" the same but not where it is nested; "first-is-1" as layer outputs exactly if the first id is 1;
     "default" not at all. Without ids: (2, n // 2, n - 3).
-    embed_tokens: "draft" prefers the draft's own embedding and borrows the verifier's only where it has none; "verifier-if-same-shape" takes the
-    verifier's whenever the shapes agree, even over a trained one; "verifier-unless-target-hidden-size" looks at that config key alone.
+    embed_tokens: "draft" prefers the draft's own embedding and borrows the verifier's only where it has none; "verifier-if-same-shape"
+    takes the verifier's whenever the shapes agree, even over a trained one; "verifier-unless-target-hidden-size" looks at that config key
+    alone.
     norm_before_residual: "draft" reads the flag, "false" never does.
-    load_config: whose load config the draft's weights are read with: "draft-else-verifier" is the draft's own, and the verifier's where that is
-    unset; "verifier" is the verifier's even where the draft has one.
-    checks: "strict" compares missing, unexpected, shape and dtype kind before a weight is read; "unexpected" only looks parameters up by name,
-    in file order, and copies with conversion; "none" also skips tensors that find no parameter.
+    load_config: whose load config the draft's weights are read with: "draft-else-verifier" is the draft's own, and the verifier's where
+    that is unset; "verifier" is the verifier's even where the draft has one.
+    checks: "strict" compares missing, unexpected, shape and dtype kind before a weight is read; "unexpected" only looks parameters up by
+    name, in file order, and copies with conversion; "none" also skips tensors that find no parameter.
     evidence: field name -> where the behaviour was read or observed.
     """
 
@@ -105,7 +106,7 @@ VLLM_0_10_2 = replace(
     norm_before_residual=None,
     checks="unexpected",
     evidence={
-        "layer_quantization": "wheel of 0.10.2: the layers are built with quant_config None; the verifier's came with commit a5354b3ed, 27 Sep 2025",
+        "layer_quantization": "wheel of 0.10.2: layers have quant_config None; the verifier's came on 27 Sep 2025 (a5354b3ed)",
         "edge_quantization": "as 0.11.0: fc became quantizable with PR 28435 in 0.11.1",
         "layer_count": "one layer; more came with PR 26164 in 0.11.1",
         "aux_layers": "ids of the config are read from 0.11.1 (PR 25961)",
@@ -141,7 +142,11 @@ VLLM_0_17_0 = replace(
     aux_layers=None,
     load_config="draft-else-verifier",
     evidence={
-        **{k: f"{v}; since 0.11.1" for k, v in VLLM_0_11_1.evidence.items() if k in ("layer_quantization", "edge_quantization", "layer_count")},
+        **{
+            k: f"{v}; since 0.11.1"
+            for k, v in VLLM_0_11_1.evidence.items()
+            if k in ("layer_quantization", "edge_quantization", "layer_count")
+        },
         "load_config": "the field came with this release (PR 34022), the V1 proposer passes it to the loader at once",
     },
 )
@@ -193,7 +198,7 @@ VLLM_0_32_0_MRV2 = replace(
 def _between(base: Policy, name: str, summary: str, **changes: Any) -> Policy:
     """A release whose quantization and load config were read in its wheel; what only 0.32.0's sources show is not established for it."""
     evidence = {k: f"{base.evidence[k]} (as 0.32.0)" for k in ("layer_quantization", "edge_quantization")}
-    evidence |= {k: v for k, v in changes.pop("evidence").items()}
+    evidence |= changes.pop("evidence")
     unset: dict[str, Any] = dict.fromkeys(("layer_count", "aux_layers", "embed_tokens", "norm_before_residual", "checks"))
     return replace(base, name=name, summary=summary, evidence=evidence, **{**unset, **changes})
 
@@ -246,8 +251,7 @@ POLICIES: dict[str, Policy] = {
             load_config=None,
             checks="none",
             evidence={
-                "layer_quantization": "a quantization config in the draft's checkpoint overrides --quantization's copy; a detected target's is not "
-                "copied (server_args)",
+                "layer_quantization": "server_args: the draft's section wins over a copied --quantization; detected ones are not copied",
                 "aux_layers": "PR 25454 (May 2026): +1 only if the first id is 1; before, always +1",
                 "norm_before_residual": "llama_eagle3.py of the versions read ignores the key",
                 "checks": "llama_eagle3.py load_weights skips names without a parameter, and misses missing ones",

@@ -1,7 +1,7 @@
 """A 4-bit copy of a draft, to stand beside verifiers of any format.
 
-What enters: a pair and a folder. What leaves: the pair with the copy in the draft's place. It does not know acceptance; scales are searched for the least squared
-error of the weights.
+What enters: a pair and a folder. What leaves: the pair with the copy in the draft's place. It does not know acceptance; scales are searched
+for the least squared error of the weights.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .errors import CheckpointFileError
 from .pair import Pair, open_pair
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def quantized_copy(pair: Pair, folder: str | Path, group_size: int = 64) -> Pair:
@@ -32,7 +36,8 @@ def quantized_copy(pair: Pair, folder: str | Path, group_size: int = 64) -> Pair
     if not files or any(file.suffix != ".safetensors" for file in files):
         raise CheckpointFileError(f"draft {pair.draft.name} is read from {[f.name for f in files]}; a copy is made of safetensors files")
     projections = {i.name for n, i in resolve(pair).dialect.tensors.items() if n.startswith("layers.") and n.endswith("_proj.weight")}
-    scheme, tensors = int4(group_size), {}
+    scheme = int4(group_size)
+    tensors: dict[str, Tensor] = {}
     for name, tensor in (item for file in files for item in load_file(file).items()):
         if name in projections:
             packed = pack(tensor, search_scales(tensor, scheme.weights), scheme.weights)

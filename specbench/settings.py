@@ -25,7 +25,9 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One resolved setting. source: file and key, or why a value stands that no file gives. verifier: the verifier's own value, None if it has none."""
+    """One resolved setting. source: file and key, or why a value stands that no file gives. verifier: the verifier's own value, None if
+    it has none.
+    """
 
     name: str
     value: Any
@@ -75,8 +77,12 @@ def sizes(q: Question) -> list[Setting]:
     if found.key:
         settings.append(_from_draft("head_dim", found, q.verifier_config.get("head_dim")))
     elif q_proj is not None and q_proj.shape[0] % heads == 0:
-        note = "" if q_proj.shape[0] == hidden else f"inferred: q_proj has {q_proj.shape[0]} rows for {heads} heads, hidden_size is {hidden}"
-        settings.append(Setting("head_dim", q_proj.shape[0] // heads, "draft tensors: rows of q_proj / num_attention_heads", None, note, bool(note)))
+        note = (
+            "" if q_proj.shape[0] == hidden else f"inferred: q_proj has {q_proj.shape[0]} rows for {heads} heads, hidden_size is {hidden}"
+        )
+        settings.append(
+            Setting("head_dim", q_proj.shape[0] // heads, "draft tensors: rows of q_proj / num_attention_heads", None, note, bool(note))
+        )
     elif hidden % heads == 0:
         settings.append(Setting("head_dim", hidden // heads, "hidden_size / num_attention_heads; config.json has no head_dim"))
     else:
@@ -98,7 +104,10 @@ def vocabulary(q: Question) -> list[Setting]:
     prefer_own = choice == "draft" or (choice is None and _own_embedding_first(q))
     if own is not None and (prefer_own or not shareable):
         if choice == "verifier":
-            raise q.fail(f"override embed_tokens='verifier', but its own is {list(own.shape)} and the verifier's {list(other.shape) if other else 'absent'}")
+            raise q.fail(
+                f"override embed_tokens='verifier', but its own is {list(own.shape)} and the verifier's "
+                f"{list(other.shape) if other else 'absent'}"
+            )
         note = "" if prefer_own else "the shapes differ, so it is not shared"
         embedding = Setting("embed_tokens", "draft", "draft tensors: embed_tokens.weight", None, note)
         vocab = own.shape[0]
@@ -126,18 +135,26 @@ def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> 
     claimed = q.dialect.flag("draft_vocab_size")
     head, d2t, t2d = (tensors.get(name) for name in ("lm_head.weight", "d2t", "t2d"))
     head_rows = next((i.shape[0] for n, i in tensors.items() if n in ("lm_head.weight", "lm_head.weight_packed")), None)
-    counts = {"draft_vocab_size in config.json": claimed.value, "rows of lm_head": head_rows, "entries of d2t": d2t.shape[0] if d2t else None}
+    counts = {
+        "draft_vocab_size in config.json": claimed.value,
+        "rows of lm_head": head_rows,
+        "entries of d2t": d2t.shape[0] if d2t else None,
+    }
     known = {k: v for k, v in counts.items() if v is not None}
     if len(set(known.values())) > 1:
         extra = f"; t2d has {t2d.shape[0]} entries" if t2d else ""
-        raise q.fail("vocabulary sizes conflict: " + ", ".join(f"{k} {v}" for k, v in known.items()) + extra + "; nothing is cut or padded to fit")
+        raise q.fail(
+            "vocabulary sizes conflict: " + ", ".join(f"{k} {v}" for k, v in known.items()) + extra + "; nothing is cut or padded to fit"
+        )
     size = next(iter(known.values()), verifier_vocab)
     source = ", ".join(known) or "full vocabulary: neither config.json nor a tensor names a smaller one"
     settings = [Setting("draft_vocab_size", size, f"draft: {source}", verifier_vocab)]
     if head_rows is not None:
         settings.append(Setting("lm_head", "draft", "draft tensors: " + (head.name if head else "lm_head")))
     elif size == verifier_vocab:
-        settings.append(Setting("lm_head", "verifier", "verifier's lm_head", None, "borrowed: the draft has none and its vocabulary is the verifier's"))
+        settings.append(
+            Setting("lm_head", "verifier", "verifier's lm_head", None, "borrowed: the draft has none and its vocabulary is the verifier's")
+        )
     else:
         raise q.fail(f"it has no lm_head, and its vocabulary {size} is not the verifier's {verifier_vocab}, so none can be borrowed")
     if d2t is not None:
@@ -145,7 +162,9 @@ def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> 
     elif size in (verifier_vocab, embedding_rows):
         settings.append(Setting("d2t", "identity", "full vocabulary, no d2t stored"))
     elif t2d is not None and q.policy.rule("checks") == "strict":
-        settings.append(Setting("d2t", "t2d", "draft tensors: t2d", None, "d2t is absent; the ids that t2d marks, in order, stand in", True))
+        settings.append(
+            Setting("d2t", "t2d", "draft tensors: t2d", None, "d2t is absent; the ids that t2d marks, in order, stand in", True)
+        )
     elif q.policy.rule("checks") != "strict":
         settings.append(Setting("d2t", "identity", f"policy {q.policy.name}", None, "no d2t: draft ids are taken for verifier ids", True))
     else:
@@ -168,7 +187,9 @@ def layers(q: Question) -> list[Setting]:
         note = "" if count == len(indices) else f"{len(indices)} are stored"
     elif claimed is not None and claimed < len(indices):
         unused = [n for n in tensors if n.startswith("layers.") and int(n.split(".")[1]) >= claimed]
-        raise q.fail(f"config.json says num_hidden_layers {claimed}, but layers {indices} are stored; unused would be: {', '.join(unused[:12])}")
+        raise q.fail(
+            f"config.json says num_hidden_layers {claimed}, but layers {indices} are stored; unused would be: {', '.join(unused[:12])}"
+        )
     has = {
         "qk_norm": "layers.0.self_attn.q_norm.weight" in tensors,
         "attention_bias": "layers.0.self_attn.q_proj.bias" in tensors,
@@ -212,14 +233,18 @@ def fusion(q: Question) -> list[Setting]:
     if expected != actual:
         why = claimed.key or "hidden_size; it has no target_hidden_size"
         raise q.fail(f"it expects a verifier of hidden size {expected} ({why}); {q.verifier.name} has {actual}: another verifier's draft")
-    settings = [Setting("target_hidden_size", actual, f"verifier config.json, agreeing with the draft's {claimed.key or 'hidden_size'}", actual)]
+    settings = [
+        Setting("target_hidden_size", actual, f"verifier config.json, agreeing with the draft's {claimed.key or 'hidden_size'}", actual)
+    ]
     use_fc = any(name.startswith("fc.") for name in q.dialect.tensors)
     uses_aux = _switch(q, "use_aux_hidden_state")
     if uses_aux.value is False and use_fc:
         raise q.fail(f"{uses_aux.key} is false, but fc is stored; correct one of them")
     if uses_aux.value is not False and not use_fc:
         raise q.fail("it holds no fc, and its config.json does not say use_aux_hidden_state false; a tensor is missing, or that key")
-    settings.append(Setting("use_fc", use_fc, "draft tensors: fc", None, "" if use_fc else "the verifier's final normed state is used as it is"))
+    settings.append(
+        Setting("use_fc", use_fc, "draft tensors: fc", None, "" if use_fc else "the verifier's final normed state is used as it is")
+    )
     each = any(name.startswith("fc_norm.") for name in q.dialect.tensors)
     joint = "input_norm.weight" in q.dialect.tensors
     flags = {"norm_before_fc": joint, "fc_norm": each}
@@ -229,7 +254,9 @@ def fusion(q: Question) -> list[Setting]:
     for name, stored in flags.items():
         if bool(said[name].value) != stored:
             tensor = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.*.weight"}[name]
-            raise q.fail(f"{name} is {said[name].value!r} in config.json, but {tensor} is {'stored' if stored else 'absent'}; correct one of them")
+            raise q.fail(
+                f"{name} is {said[name].value!r} in config.json, but {tensor} is {'stored' if stored else 'absent'}; correct one of them"
+            )
     settings.append(Setting("fc_input_norm", "joint" if joint else "each" if each else "none", "draft tensors, agreeing with config.json"))
     return settings
 
@@ -251,7 +278,9 @@ def residual(q: Question) -> list[Setting]:
     output = _switch(q, "norm_output")
     note = ""
     if output.value and family.name == "specforge":
-        note = "SpecForge before September 2026 wrote norm_output: true for drafts trained to feed back the state before the norm (its PR 879)"
+        note = (
+            "SpecForge before September 2026 wrote norm_output: true for drafts trained to feed back the state before the norm (its PR 879)"
+        )
     source = f"draft config.json: {output.key}" if output.key else "default false, as vLLM, SGLang and speculators"
     return [before, Setting("norm_output", bool(output.value), source, None, note, bool(note))]
 
@@ -273,7 +302,16 @@ def rope(q: Question) -> list[Setting]:
     other = _verifier_rope(q)
     defaulted = source.startswith("default")
     note = "differs from the verifier's" if other is not None and (other.theta, other.kind) != (value.theta, value.kind) else ""
-    return [Setting("rope", value, source if defaulted or source == "override" else f"draft config.json: {prefix}{source}", other, note, defaulted and bool(note))]
+    return [
+        Setting(
+            "rope",
+            value,
+            source if defaulted or source == "override" else f"draft config.json: {prefix}{source}",
+            other,
+            note,
+            defaulted and bool(note),
+        )
+    ]
 
 
 def _verifier_rope(q: Question) -> Rope | None:

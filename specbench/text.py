@@ -90,7 +90,7 @@ def generate(
     """
     from tqdm.auto import tqdm
 
-    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    texts: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
     needs_text = any(isinstance(p, str) for p in texts)
     if tokenizer is None and (needs_text or _has_tokenizer(verifier)):
         tokenizer = load_tokenizer(verifier)

@@ -1,7 +1,7 @@
 """Verifiers that transformers reads for us: GGUF files and bitsandbytes checkpoints, as plain weights.
 
-What enters: a .gguf file, or a folder whose weights only transformers' own quantizers read. What leaves: a plain checkpoint folder, or plain tensors by name.
-It does not know drafts; nothing that a checkpoint brings along is executed.
+What enters: a .gguf file, or a folder whose weights only transformers' own quantizers read. What leaves: a plain checkpoint folder, or
+plain tensors by name. It does not know drafts; nothing that a checkpoint brings along is executed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def write_plain(gguf: Path, work: Path) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
         where: Any = {"gguf_file": gguf.name}
-        model = AutoModelForCausalLM.from_pretrained(gguf.parent, **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True))
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, **where, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+        )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **where)
     except ImportError as error:
         raise ConfigError(f"{gguf.name}: transformers needs a package to read it ({error}); pip install gguf accelerate") from error
@@ -84,7 +86,9 @@ def _check_tokenizer(folder: Path, original: Any) -> None:
         rendered = [t.apply_chat_template(messages, add_generation_prompt=True, return_dict=False) for t in (saved, original)]
         same = rendered[0] == rendered[1]
     if not same:
-        raise CheckpointError(f"the tokenizer written to {folder} does not encode as the one in the GGUF; try another release of transformers")
+        raise CheckpointError(
+            f"the tokenizer written to {folder} does not encode as the one in the GGUF; try another release of transformers"
+        )
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

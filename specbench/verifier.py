@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from .building import allocate, finish, open_weights, pick_cache_dtype, pick_device, pick_dtype, progress_of
 from .checkpoint.families import look
 from .checkpoint.files import TensorInfo, read_json
@@ -30,6 +32,7 @@ NEEDED = (
 )  # fmt: skip
 
 
+@torch.inference_mode(False)  # inference tensors could not be filled from other threads
 def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True, kv_cache_dtype: str = "auto") -> Decoder:
     """Load the verifier of `pair` (Llama, Mistral, Qwen2 or Qwen3 dense), strictly.
 
@@ -92,7 +95,7 @@ def _described(model: Decoder, checkpoint: Checkpoint, kv_cache_dtype: str) -> D
 
 
 def _end_ids(checkpoint: Checkpoint) -> frozenset[int]:
-    """Ids that end an answer, found where transformers' generate finds them: Llama 3 names the end of a turn in generation_config.json only."""
+    """Ids that end an answer, found where transformers' generate finds them: Llama 3 names the end of a turn only there."""
     path = checkpoint.path / "generation_config.json"
     eos = read_json(path).get("eos_token_id") if path.is_file() else None
     eos = checkpoint.config.get("eos_token_id") if eos is None else eos
@@ -100,14 +103,16 @@ def _end_ids(checkpoint: Checkpoint) -> frozenset[int]:
 
 
 def _foreign(name: str) -> bool:
-    """Tensors of a multi-token-prediction module that rides along, old rotary buffers, and scales of an FP8 cache: none is the decoder's own."""
+    """Tensors of a multi-token-prediction module that rides along, old rotary buffers, and scales of an FP8 cache: none is the decoder's
+    own.
+    """
     return name.removeprefix("model.").startswith("mtp.") or name.endswith("rotary_emb.inv_freq") or is_cache_scale(name)
 
 
 def _with_stored_biases(config: DecoderConfig, tensors: Mapping[str, TensorInfo]) -> DecoderConfig:
     """GPTQ files often store biases that config.json does not mention; a stored one is added."""
     stored = {"qkv_bias": "self_attn.q_proj.bias", "o_bias": "self_attn.o_proj.bias", "mlp_bias": "mlp.down_proj.bias"}
-    found = {flag: getattr(config, flag) or f"layers.0.{name}" in tensors for flag, name in stored.items()}
+    found: dict[str, Any] = {flag: getattr(config, flag) or f"layers.0.{name}" in tensors for flag, name in stored.items()}
     return replace(config, **found)
 
 
@@ -126,7 +131,8 @@ def decoder_config(config: dict[str, Any], where: str) -> DecoderConfig:
     if lacking:
         raise ConfigError(f"{where} lacks {', '.join(lacking)}; nothing stands in for it")
     # An absent key is 4096 to MistralConfig; null is none.
-    window = config.get("sliding_window", 4096 if kind == "mistral" else None) if config.get("use_sliding_window", kind == "mistral") else None
+    default = 4096 if kind == "mistral" else None
+    window = config.get("sliding_window", default) if config.get("use_sliding_window", kind == "mistral") else None
     if window is not None and window < config["max_position_embeddings"]:
         raise ConfigError(f"{where}: sliding_window is {window}; the native decoder attends to everything")
     heads = config["num_attention_heads"]

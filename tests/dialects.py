@@ -130,7 +130,14 @@ def speculators(s: Shape, **top: Any) -> dict[str, Any]:
 
 
 def flat(s: Shape, architecture: str, **extra: Any) -> dict[str, Any]:
-    return {"architectures": [architecture], "model_type": "llama", "draft_vocab_size": s.draft_vocab, "torch_dtype": "float32", **layer_keys(s), **extra}
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "draft_vocab_size": s.draft_vocab,
+        "torch_dtype": "float32",
+        **layer_keys(s),
+        **extra,
+    }
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}

@@ -78,11 +78,15 @@ def fp8(weight: Tensor, strategy: str, scale_name: str = "weight_scale", static:
     out, width = weight.shape
     if strategy == "block":
         rows, cols = 32, 32
-        blocks = torch.nn.functional.pad(weight.double(), (0, -width % cols, 0, -out % rows)).unflatten(1, (-1, cols)).unflatten(0, (-1, rows))
+        blocks = (
+            torch.nn.functional.pad(weight.double(), (0, -width % cols, 0, -out % rows)).unflatten(1, (-1, cols)).unflatten(0, (-1, rows))
+        )
         scale = (blocks.abs().amax((1, 3)) / 448).float()
         spread = scale.double().repeat_interleave(rows, 0)[:out].repeat_interleave(cols, 1)[:, :width]
     else:
-        scale = ((weight.double().abs().amax(1, keepdim=True) if strategy == "channel" else weight.double().abs().max().reshape(1)) / 448).float()
+        scale = (
+            (weight.double().abs().amax(1, keepdim=True) if strategy == "channel" else weight.double().abs().max().reshape(1)) / 448
+        ).float()
         spread = scale.double()
     narrow = (weight.double() / spread).float().clamp(-448, 448).to(F8)
     stored = {"weight": narrow, scale_name: scale.reshape(()) if scalar else scale}
@@ -163,7 +167,13 @@ def shuffled_order(width: int, group: int) -> Tensor:
 
 def ct(layout: str, weights: dict[str, Any], inputs: dict[str, Any] | None = None) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}, "input_activations": inputs}
-    return {"quant_method": "compressed-tensors", "format": layout, "quantization_status": "compressed", "ignore": ["lm_head"], "config_groups": {"group_0": group}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout,
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+    }
 
 
 @dataclass(frozen=True)
@@ -214,7 +224,9 @@ CASES: tuple[Case, ...] = (
 BY_NAME = {case.name: case for case in CASES}
 
 
-def store(tensors: dict[str, Tensor], case: Case, modules: Callable[[str], bool] = lambda name: name.endswith("_proj")) -> tuple[Stored, dict[str, Tensor]]:
+def store(
+    tensors: dict[str, Tensor], case: Case, modules: Callable[[str], bool] = lambda name: name.endswith("_proj")
+) -> tuple[Stored, dict[str, Tensor]]:
     """Every linear module that `modules` names, in the case's format; the rest as it is. Also the fp64 weights of those modules."""
     out, expected = {}, {}
     for name, tensor in tensors.items():

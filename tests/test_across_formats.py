@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 from stored import BY_NAME, store
@@ -28,7 +26,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
         pairs[name] = sb.open_pair(write_tokenizer(folder), draft)
     prompts = root / "prompts.jsonl"
     prompts.write_text("".join(f'{{"question_id": {i}, "category": "c{i}", "turns": ["Say {i}."]}}\n' for i in (1, 2)))
-    return across_formats(pairs, str(prompts), num_speculative_tokens=2, max_new_tokens=10, perplexity_ids=lambda _: [[5, 6, 7, 8, 9]], progress=False)
+    return across_formats(
+        pairs, str(prompts), num_speculative_tokens=2, max_new_tokens=10, perplexity_ids=lambda _: [[5, 6, 7, 8, 9]], progress=False
+    )
 
 
 def test_every_column_is_measured(table: pd.DataFrame) -> None:

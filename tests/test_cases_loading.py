@@ -1,4 +1,6 @@
-"""Reported failures of loading and configuration, by id, each with its right outcome (kinds: load, quant as far as configs decide, config)."""
+"""Reported failures of loading and configuration, by id, each with its right outcome (kinds: load, quant as far as configs decide,
+config).
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def verifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_verifier(tmp_path_factory.mktemp("cases") / "verifier")
 
 
-def draft(folder: Path, config: dict[str, Any] | None = None, shape: Shape | None = None, tensors: dict[str, Tensor] | None = None, **more: Any) -> Path:
+def draft(
+    folder: Path, config: dict[str, Any] | None = None, shape: Shape | None = None, tensors: dict[str, Tensor] | None = None, **more: Any
+) -> Path:
     """D0: a flat midlayer draft, with config keys, shape or tensors changed; a key set to None is removed."""
     shape = shape or Shape()
     merged = {**flat(shape, "LlamaForCausalLMEagle3"), **(config or {})}
@@ -135,7 +139,9 @@ def test_b011_every_conflicting_vocabulary_number_is_named(verifier: Path, tmp_p
     tensors = canonical_tensors(Shape())
     tensors["d2t"] = tensors["d2t"][:50]
     tensors["t2d"] = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, torch.arange(50) * 4, True)
-    message = refused(verifier, draft(tmp_path / "d", {}, None, tensors), "draft_vocab_size in config.json 64", "rows of lm_head 64", "entries of d2t 50")
+    message = refused(
+        verifier, draft(tmp_path / "d", {}, None, tensors), "draft_vocab_size in config.json 64", "rows of lm_head 64", "entries of d2t 50"
+    )
     assert "t2d" in message
 
 
@@ -219,7 +225,11 @@ def test_b018_fc_bias_by_presence(verifier: Path, tmp_path: Path, key: bool | No
 
 def test_b019_valid_drafts_that_leave_keys_out(verifier: Path, tmp_path: Path) -> None:
     assert sb.resolve(sb.open_pair(verifier, draft(tmp_path / "a", {"rope_theta": 5e5})))["rope"].theta == 5e5
-    plan = sb.resolve(sb.open_pair(verifier, write(tmp_path / "b", speculators(Shape(), eagle_aux_hidden_state_layer_ids=None), canonical_tensors(Shape()))))
+    plan = sb.resolve(
+        sb.open_pair(
+            verifier, write(tmp_path / "b", speculators(Shape(), eagle_aux_hidden_state_layer_ids=None), canonical_tensors(Shape()))
+        )
+    )
     assert plan["aux_layers"] == (2, 4, 5) and any("guessed" in w for w in plan.warnings)
     full = Shape(draft_vocab=VOCAB, maps=False)
     for folder in (tmp_path / "a", tmp_path / "b", draft(tmp_path / "c", {}, full)):
@@ -256,7 +266,12 @@ def test_b023_every_layout_beside_every_format(tmp_path: Path, layout: str, veri
     folder = tiny_verifier(tmp_path / "v", **({"quantization_config": section} if section else {}))
     if not section:
         (folder / "hf_quant_config.json").write_text(
-            json.dumps({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}})
+            json.dumps(
+                {
+                    "producer": {"name": "modelopt"},
+                    "quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]},
+                }
+            )
         )
     example = next(e for e in EXAMPLES if e.name == layout)
     pair = sb.open_pair(folder, example.write(tmp_path / "d"))
@@ -290,7 +305,13 @@ def test_b034_none_is_not_unset(tmp_path: Path) -> None:
     tensors = canonical_tensors(Shape())
     down = tensors.pop("layers.0.mlp.down_proj.weight")
     packed = {"midlayer.mlp.down_proj.qweight": torch.zeros(128 // 8, down.shape[0], dtype=torch.int32)}
-    refused(folder, draft(tmp_path / "p", {}, None, tensors, extra=packed), "'none' was asked for", "qweight", overrides={"quantization": "none"})
+    refused(
+        folder,
+        draft(tmp_path / "p", {}, None, tensors, extra=packed),
+        "'none' was asked for",
+        "qweight",
+        overrides={"quantization": "none"},
+    )
     refused(folder, tmp_path / "p", "declares no quantization", "qweight")
 
 
@@ -407,7 +428,9 @@ def test_b060_another_verifiers_draft(verifier: Path, tmp_path: Path) -> None:
 def test_b061_query_and_key_norms(verifier: Path, tmp_path: Path) -> None:
     tensors = canonical_tensors(Shape(qk_norm=True))
     with_norms = logits(verifier, draft(tmp_path / "a", {}, None, tensors))
-    without = logits(verifier, draft(tmp_path / "b", {}, None, {k: v for k, v in tensors.items() if "q_norm" not in k and "k_norm" not in k}))
+    without = logits(
+        verifier, draft(tmp_path / "b", {}, None, {k: v for k, v in tensors.items() if "q_norm" not in k and "k_norm" not in k})
+    )
     assert not torch.allclose(with_norms, without, atol=1e-2)
 
 
@@ -474,4 +497,6 @@ def test_b068_dtypes_meet_in_the_verifiers(tmp_path: Path) -> None:
     assert loaded.d2t.dtype == torch.int64 and torch.equal(loaded.d2t, canonical_tensors(Shape())["d2t"])
     big = canonical_tensors(Shape())
     big["fc.weight"][0, 0] = 1e6
-    refused(folder, draft(tmp_path / "c", {"torch_dtype": "float32"}, None, big), "fc.weight", "float16", kind=CheckpointError, dtype="float16")
+    refused(
+        folder, draft(tmp_path / "c", {"torch_dtype": "float32"}, None, big), "fc.weight", "float16", kind=CheckpointError, dtype="float16"
+    )

@@ -1,4 +1,6 @@
-"""Reported failures of quantized pairs, by id, each with its right outcome (kind: quant; what configs alone decide is in test_cases_loading)."""
+"""Reported failures of quantized pairs, by id, each with its right outcome (kind: quant; what configs alone decide is in
+test_cases_loading).
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,14 @@ def verifier(folder: Path, case: str | Case | None = None, modules: Any = PROJEC
     return folder
 
 
-def draft(folder: Path, case: Case | None = None, modules: Any = PROJECTIONS, shape: Shape | None = None, section: dict[str, Any] | None = None, **extra: Tensor) -> Path:
+def draft(
+    folder: Path,
+    case: Case | None = None,
+    modules: Any = PROJECTIONS,
+    shape: Shape | None = None,
+    section: dict[str, Any] | None = None,
+    **extra: Tensor,
+) -> Path:
     shape = shape or Shape()
     tensors = canonical_tensors(shape)
     config = flat(shape, "LlamaForCausalLMEagle3", torch_dtype="bfloat16")
@@ -81,7 +90,10 @@ def test_b026_a_quantized_head(tmp_path: Path) -> None:
     section["config_groups"]["group_0"]["targets"] = ["re:.*lm_head"]
     case = Case("x", section, lambda w: pack_quantized(w, 8, w.shape[1]))
     pair = sb.open_pair(verifier(tmp_path / "v"), draft(tmp_path / "d", case, lambda name: name == "lm_head"))
-    quantized, plain = sb.load_draft(pair, dtype="float32"), sb.load_draft(sb.open_pair(tmp_path / "v", draft(tmp_path / "p")), dtype="float32")
+    quantized, plain = (
+        sb.load_draft(pair, dtype="float32"),
+        sb.load_draft(sb.open_pair(tmp_path / "v", draft(tmp_path / "p")), dtype="float32"),
+    )
     assert quantized.layers[0].mlp.down_proj.scheme is None
     hidden = torch.randn(1, 100, 64, generator=torch.Generator().manual_seed(1))
     a, b = quantized.logits(hidden)[0], plain.logits(hidden)[0]
@@ -146,7 +158,9 @@ def test_b037_the_algorithm_decides_not_the_producer(tmp_path: Path) -> None:
     assert sb.load_verifier(pair).layers[0].mlp.down_proj.scheme.format == "modelopt-nvfp4"
     assert sb.load_draft(pair).layers[0].mlp.down_proj.scheme is None
     lying = Case("x", BY_NAME["ModelOpt FP8"].section, lambda w: nvfp4(w, True, modelopt=True), file="hf_quant_config.json")
-    with pytest.raises(CheckpointError, match=r"(?s)mlp.down_proj.weight: stored \[64, 64\], expected \[64, 128\].*stored U8, expected float8"):
+    with pytest.raises(
+        CheckpointError, match=r"(?s)mlp.down_proj.weight: stored \[64, 64\], expected \[64, 128\].*stored U8, expected float8"
+    ):
         sb.load_verifier(sb.open_pair(verifier(tmp_path / "w", lying), tmp_path / "d"))
 
 
@@ -155,7 +169,11 @@ def test_b042_declared_requested_and_effective(tmp_path: Path) -> None:
     for asked in (None, "verifier", "none"):
         plan = sb.resolve(pair, overrides={} if asked is None else {"quantization": asked})
         rows = plan.to_frame().set_index("setting").value
-        assert rows["quantization_declared"] == "none" and rows["quantization"] == "none" and rows["quantization_requested"] == (asked or "unset")
+        assert (
+            rows["quantization_declared"] == "none"
+            and rows["quantization"] == "none"
+            and rows["quantization_requested"] == (asked or "unset")
+        )
     packed = sb.open_pair(verifier(tmp_path / "w", "AWQ"), tmp_path / "d")
     with pytest.raises(ConfigError, match="'awq' was asked for, but its config declares none"):
         sb.resolve(packed, overrides={"quantization": "verifier"})
@@ -208,7 +226,18 @@ def test_b045_declared_scheme_against_stored_tensors(tmp_path: Path) -> None:
     assert loaded.layers[3].mlp.down_proj.kernel is not None
 
 
-QUANTIZED_DRAFTS = ["W4A16", "W8A16 channel", "W8A8 dynamic", "FP8 channel", "FP8 tensor static", "NVFP4A16", "MXFP4A16", "AWQ", "GPTQ v1", "fp8 block"]
+QUANTIZED_DRAFTS = [
+    "W4A16",
+    "W8A16 channel",
+    "W8A8 dynamic",
+    "FP8 channel",
+    "FP8 tensor static",
+    "NVFP4A16",
+    "MXFP4A16",
+    "AWQ",
+    "GPTQ v1",
+    "fp8 block",
+]
 
 
 @pytest.mark.parametrize("beside", [None, "W4A16", "FP8 channel"])
@@ -233,7 +262,9 @@ def test_rotated_verifiers_are_warned_about(tmp_path: Path) -> None:
     case = BY_NAME["W4A16"]
     folded = {"config_groups": {"R1": {"type": "hadamard", "apply": [{"targets": ["Linear"], "location": "weight_output"}]}}}
     online = {"config_groups": {"R4": {"type": "hadamard", "apply": [{"targets": ["re:.*down_proj"], "location": "input"}]}}}
-    pair = sb.open_pair(verifier(tmp_path / "v", Case("x", {**case.section, "transform_config": folded}, case.write)), draft(tmp_path / "d"))
+    pair = sb.open_pair(
+        verifier(tmp_path / "v", Case("x", {**case.section, "transform_config": folded}, case.write)), draft(tmp_path / "d")
+    )
     assert any("rotated" in warning for warning in sb.resolve(pair).warnings)
     sb.load_verifier(pair)
     pair = sb.open_pair(verifier(tmp_path / "w", Case("x", {**case.section, "transform_config": online}, case.write)), tmp_path / "d")

@@ -10,8 +10,8 @@ from tiny import tiny_verifier, tiny_w4a16_verifier
 from transformers import AutoModelForCausalLM
 
 from specbench.errors import CheckpointError, ConfigError
-from specbench.verifier import load_verifier
 from specbench.pair import Pair, open_checkpoint
+from specbench.verifier import load_verifier
 
 N_LAYERS = 8
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -25,6 +25,7 @@ CONFIGS = {
     "llama-rope-parameters": {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
     "llama-3-scaling": {"rope_scaling": LLAMA3, "rope_theta": 1000.0},
     "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": None},
+    "mistral-window-as-wide-as-the-context": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 512},
     "qwen2": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": False, "sliding_window": 16},
     "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "rms_norm_eps": 1e-6},
     "qwen3-biases": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "attention_bias": True},
@@ -210,6 +211,7 @@ def test_a_4_bit_verifier_equals_its_dequantized_twin(tmp_path):
         ({"model_type": "gpt2"}, "model_type is 'gpt2'.*llama, mistral, qwen2, qwen3"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"model_type": "mistral", "sliding_window": 64}, "sliding_window is 64"),
+        ({"model_type": "mistral", "max_position_embeddings": 8192}, "sliding_window is 4096"),  # the default of MistralConfig
         ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 64}, "sliding_window is 64"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
         ({"dtype": "float99"}, "dtype is 'float99'"),
@@ -232,4 +234,17 @@ def test_a_config_that_the_tensors_contradict_is_refused(tmp_path, changes):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
     with pytest.raises(CheckpointError, match="no weight was read"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "vocab_size", "max_position_embeddings", "num_hidden_layers"],
+)
+def test_a_size_that_the_config_lacks_is_named(tmp_path, key):
+    folder = tiny_verifier(tmp_path / "v")
+    config = json.loads((folder / "config.json").read_text())
+    del config[key]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=key):
         load(folder)

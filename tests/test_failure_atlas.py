@@ -10,8 +10,8 @@ from dialects import Shape, canonical_tensors, speculators
 from tiny import pack_w4a16, tiny_draft, tiny_verifier, w4a16_section, write
 
 import specbench as sb
-from specbench.failure_atlas import OUTCOMES, VERIFIER_FORMATS, atlas
 from specbench.errors import ConfigError
+from specbench.failure_atlas import OUTCOMES, VERIFIER_FORMATS, atlas
 
 DOWN = "layers.0.mlp.down_proj.weight"
 # Observed on vLLM 0.11.0 (CPU wheel, November 2026): an unquantized draft beside each verifier format, through its own get_model.
@@ -46,7 +46,11 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     tensors = pack_w4a16(canonical_tensors(Shape()))
     quantized = write(root / "q", speculators(Shape(), quantization_config=w4a16_section(ignore=["fc", "lm_head"])), tensors)
     return atlas(
-        pair, drafts={"W4A16": sb.open_pair(verifier, quantized)}, policies=("draft", "vllm-0.11.0", "vllm-0.11.1"), prompts=[[5, 6, 7]], max_new_tokens=12
+        pair,
+        drafts={"W4A16": sb.open_pair(verifier, quantized)},
+        policies=("draft", "vllm-0.11.0", "vllm-0.11.1"),
+        prompts=[[5, 6, 7]],
+        max_new_tokens=12,
     )
 
 

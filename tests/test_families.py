@@ -50,7 +50,14 @@ def test_family_loads_and_agrees_with_fp64(example: Example, verifier: Path, tmp
     math = {"norm_before_residual": False, "theta": 10000.0, **example.math}
     states, logits = run(draft, tokens, aux)
     expected = restate.draft_states(
-        tensors, tokens, restate.fuse(tensors, aux, 1e-5), heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, eps=1e-5, **math
+        tensors,
+        tokens,
+        restate.fuse(tensors, aux, 1e-5),
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        eps=1e-5,
+        **math,
     )
     expected_logits = restate.logits(tensors, expected, 1e-5, math.get("norm_output", False))
     scale = expected_logits.abs().max()
@@ -75,7 +82,9 @@ def test_every_family_has_an_example(verifier: Path, tmp_path: Path) -> None:
 
 def test_the_examples_are_really_different(tmp_path: Path) -> None:
     """A reader that ignored a family's switches would pass none of these by luck: each switch changes the logits."""
-    tensors = canonical_tensors(EXAMPLES[0].shape) | {"embed_tokens.weight": torch.randn(256, HIDDEN, generator=torch.Generator().manual_seed(9))}
+    tensors = canonical_tensors(EXAMPLES[0].shape) | {
+        "embed_tokens.weight": torch.randn(256, HIDDEN, generator=torch.Generator().manual_seed(9))
+    }
     tokens, hidden = torch.arange(12), torch.randn(12, HIDDEN, generator=torch.Generator().manual_seed(3))
     base = {"heads": 4, "kv_heads": 2, "head_dim": 16, "eps": 1e-5, "norm_before_residual": False, "theta": 10000.0}
     outputs = [

@@ -1,4 +1,6 @@
-"""Every quantized format, from its real names on disk: weights against an independent fp64 reading, kernels against the expanded reference."""
+"""Every quantized format, from its real names on disk: weights against an independent fp64 reading, kernels against the expanded
+reference.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ def test_kernels_compute_what_the_reference_computes(loaded, rows: int) -> None:
     for name in ("model.layers.0.self_attn.qkv_proj", "model.layers.3.mlp.down_proj"):
         x = torch.randn(rows, packed[name].in_features, generator=generator).to(torch.bfloat16)
         want, got = reference[name](x).float(), packed[name](x).float()
-        # Weight-only: bf16 rounding of products and sums. Quantized inputs: integers and fp8 sums are exact where the reference rounds to bf16.
+        # Weight-only: bf16 rounding of products and sums. Quantized inputs: integers and fp8 sums are exact where the reference rounds to
+        # bf16.
         assert (want - got).abs().max() <= 0.02 * want.abs().max(), (case.name, name, type(packed[name].kernel).__name__)
         assert packed[name].kernel.nbytes() <= reference[name].kernel.nbytes()
 
@@ -116,7 +119,11 @@ def test_compressed_tensors_reads_the_same_weights(case: Case) -> None:
     leaves, expected = case.write(weight)
     scheme = QuantizationConfig.model_validate(case.section).config_groups["group_0"]
     compressor = BaseCompressor.get_value_from_registry(case.section["format"])
-    state = {name: leaf for name, leaf in leaves.items() if name != "weight_shape"} if case.section["format"] != "pack-quantized" else dict(leaves)
+    state = (
+        {name: leaf for name, leaf in leaves.items() if name != "weight_shape"}
+        if case.section["format"] != "pack-quantized"
+        else dict(leaves)
+    )
     got = compressor.decompress(state, scheme)["weight"]
     assert (got.double() - expected).abs().max() <= 0.005 * expected.abs().max()
 

@@ -43,7 +43,9 @@ def test_unknown_policies_are_refused_with_the_known_ones() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_loads_a_plain_pair_alike(policy: str, tmp_path: Path) -> None:
-    """Beside a plain verifier nothing is taken from the wrong side; only flags that a reader ignores may differ, and this draft sets none."""
+    """Beside a plain verifier nothing is taken from the wrong side; only flags that a reader ignores may differ, and this draft sets
+    none.
+    """
     draft = tiny_draft(tmp_path / "d", norm_before_residual=False)
     pair = sb.open_pair(tiny_verifier(tmp_path / "v"), draft)
     ours, theirs = sb.load_draft(pair), sb.load_draft(pair, policy)
@@ -78,8 +80,14 @@ def test_engines_build_as_many_layers_as_the_config_says(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("ids", "expected"),
     [
-        ([1, 3, 4], {"draft": (2, 4, 5), "vllm-0.32.0": (1, 3, 4), "vllm-0.32.0-mrv2": (2, 4, 5), "sglang": (2, 4, 5), "vllm-0.11.0": (2, 4, 5)}),
-        ([3, 5, 6], {"draft": (3, 5, 6), "vllm-0.32.0": (3, 5, 6), "vllm-0.32.0-mrv2": (2, 4, 5), "sglang": (3, 5, 6), "vllm-0.11.0": (2, 4, 5)}),
+        (
+            [1, 3, 4],
+            {"draft": (2, 4, 5), "vllm-0.32.0": (1, 3, 4), "vllm-0.32.0-mrv2": (2, 4, 5), "sglang": (2, 4, 5), "vllm-0.11.0": (2, 4, 5)},
+        ),
+        (
+            [3, 5, 6],
+            {"draft": (3, 5, 6), "vllm-0.32.0": (3, 5, 6), "vllm-0.32.0-mrv2": (2, 4, 5), "sglang": (3, 5, 6), "vllm-0.11.0": (2, 4, 5)},
+        ),
         ([4, 6, 8], {"draft": (4, 6, 8), "vllm-0.32.0": (4, 6, 8), "sglang": (4, 6, 8), "eagle": (2, 4, 5)}),
     ],
 )

@@ -215,7 +215,13 @@ def test_format_names(folders):
     assert format_name(pair.verifier, "bfloat16") == "w4a16"
     fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
     awq = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True, "version": "gemm"}
-    assert [format_name(replace(pair.verifier, quantization=section), "bfloat16") for section in (fp8, awq)] == ["fp8", "awq-w4a16"]
+    section = pair.verifier.quantization
+    asymmetric = {**section, "config_groups": {"group_0": {**section["config_groups"]["group_0"]}}}
+    weights = section["config_groups"]["group_0"]["weights"]
+    asymmetric["config_groups"]["group_0"]["weights"] = {**weights, "symmetric": False}
+    named = {"fp8": fp8, "awq-w4a16": awq, "w4a16-asym": asymmetric}
+    for name, declared in named.items():
+        assert format_name(replace(pair.verifier, quantization=declared), "bfloat16") == name
     assert [format_name(pair.draft, name) for name in ("bfloat16", "float16", "float32", "float64")] == ["bf16", "fp16", "fp32", "float64"]
 
 

@@ -54,7 +54,9 @@ def test_no_section_is_no_quantization():
 def test_the_scheme_says_bits_groups_and_symmetry(symmetric, group_size):
     parsed = parse_quantization(section_with({"symmetric": symmetric, "group_size": group_size}), "x")
     assert parsed.for_module("model.layers.0.mlp.down_proj") == Scheme("pack-quantized", 4, "group", group_size, symmetric=symmetric)
-    assert str(parsed.for_module("lm_head") or parsed.rules[0].scheme) == f"W4A16 pack-quantized g{group_size}{'' if symmetric else ' asym'}"
+    assert (
+        str(parsed.for_module("lm_head") or parsed.rules[0].scheme) == f"W4A16 pack-quantized g{group_size}{'' if symmetric else ' asym'}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,10 @@ def test_what_has_no_reader_is_refused_by_name(section, named):
 
 def test_two_groups_each_with_its_scheme():
     section = w4a16_section()
-    section["config_groups"]["group_1"] = {"targets": ["re:.*mlp.*"], "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}}
+    section["config_groups"]["group_1"] = {
+        "targets": ["re:.*mlp.*"],
+        "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+    }
     section["config_groups"]["group_0"]["targets"] = ["re:.*self_attn.*"]
     parsed = parse_quantization(section, "x")
     assert parsed.for_module("model.layers.0.mlp.down_proj") == Scheme("pack-quantized", 8, "channel")
@@ -192,7 +197,11 @@ def test_modelopt_patterns_and_mixed_precision():
     section = {"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.1*"]}
     parsed = parse_quantization(section, "x")
     assert {n for n in MODULES if parsed.for_module(n) is None} == {n for n in MODULES if ".1." in n or ".10." in n or n == "lm_head"}
-    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {MODULES[0]: {"quant_algo": "FP8"}, MODULES[1]: {"quant_algo": "NVFP4", "group_size": 16}}}
+    mixed = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {MODULES[0]: {"quant_algo": "FP8"}, MODULES[1]: {"quant_algo": "NVFP4", "group_size": 16}},
+    }
     parsed = parse_quantization(mixed, "x")
     assert [str(parsed.for_module(n)) for n in MODULES[:3]] == ["W8A8 modelopt-fp8 tensor", "W4A4 modelopt-nvfp4 g16", "None"]
 

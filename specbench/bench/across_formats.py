@@ -1,8 +1,10 @@
 """One draft beside the same verifier in many formats: what quantization does to text, acceptance, verifying cost and speed.
 
-What enters: pairs by format name, prompts. What leaves: a row per format, all from one run on one machine. It does not know how a format is stored.
+What enters: pairs by format name, prompts. What leaves: a row per format, all from one run on one machine. It does not know how a format is
+stored.
 
-Predicted speedup is mean acceptance length / (T(k + 1) / T(1) + cost of the draft / T(1)), with T(n) the seconds of one verifier pass over n
+Predicted speedup is mean acceptance length / (T(k + 1) / T(1) + cost of the draft / T(1)), with T(n) the seconds of one verifier pass over
+n
 new tokens: every round costs one pass over k + 1 tokens and the draft's k steps, and yields that many tokens.
 """
 
@@ -51,8 +53,9 @@ def across_formats(
         perplexity_ids: token ids on which a pair's verifier is scored; None leaves perplexity out.
 
     Returns:
-        verifier_format | perplexity | mean_acceptance_length (bonus counted, over rounds) with _low and _high | verify_cost T(k + 1) / T(1) |
-        draft_cost, in units of T(1) | predicted_speedup | speedup (decode, against k = 0 of the same run) with _low and _high | plain_ms, T(1).
+        verifier_format | perplexity | mean_acceptance_length (bonus counted, over rounds) with _low and _high | verify_cost T(k + 1) / T(1)
+        | draft_cost, in units of T(1) | predicted_speedup | speedup (decode, against k = 0 of the same run) with _low and _high | plain_ms,
+        T(1).
     """
     import pandas as pd
     from tqdm.auto import tqdm
@@ -66,7 +69,7 @@ def across_formats(
     k, rows = num_speculative_tokens, []
     for name, pair in tqdm(pairs.items(), desc="formats", disable=not progress):
         table = benchmark(pair, prompts, k=(0, k), max_new_tokens=max_new_tokens, device=device, progress=False)
-        found = summarize(table).set_index("k").loc[k]
+        found: Any = summarize(table).set_index("k").loc[k]
         verifier = load_verifier(pair, device=device)
         costs = round_costs(verifier, load_draft(pair, device=device, verifier=verifier), k)
         tau = float(found.mean_acceptance_length)

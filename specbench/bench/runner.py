@@ -135,20 +135,21 @@ def transformers_baseline(
 
 
 def format_name(checkpoint: Checkpoint, dtype: str) -> str:
-    """Short name of a checkpoint's weight format as loaded: "bf16", "fp32" for plain weights; "w4a16", "awq-w4a16", "fp8", "nvfp4" ..."""
+    """Short name of a checkpoint's weight format as loaded: "bf16", "fp32" for plain weights; "w4a16", "w4a16-asym", "awq-w4a16", "w8a8", "fp8" ..."""
     quantization = parse_quantization(checkpoint.quantization, f"{checkpoint.name}/{checkpoint.quantization_source}")
     names = {_scheme_name(rule.scheme) for rule in quantization.rules} if quantization else set()
     return "+".join(sorted(names)) or PLAIN_FORMATS.get(dtype, dtype)
 
 
 def _scheme_name(scheme: Scheme) -> str:
+    width = "a16" if scheme.activations is None else ""
     for kind in ("nvfp4", "mxfp4"):
         if kind in scheme.format:
-            return kind
+            return kind + width
     if "float" in scheme.format or "fp8" in scheme.format:
-        return "fp8"
+        return "fp8" + width
     method = next((f"{kind}-" for kind in ("awq", "gptq", "bnb") if kind in scheme.format), "")
-    return f"{method}w{scheme.bits}a{16 if scheme.activations is None else 8}"
+    return f"{method}w{scheme.bits}{width or 'a8'}{'' if scheme.symmetric or method else '-asym'}"
 
 
 def _speculative(verifier: Any, draft: Any, tokenizer: Any, k: int) -> Callable[[list[int], int], dict[str, Any]]:

@@ -47,31 +47,60 @@ class Family:
 # model_executor/models/{llama,qwen3}_eagle3.py
 FAMILIES: tuple[Family, ...] = (
     Family(
-        name="speculators", made_by="vllm-project/speculators, converted and trained drafts (RedHatAI, nm-testing)",
-        architectures=("Eagle3DraftModel", "Eagle3Speculator", "Eagle3Qwen3ForCausalLM"), config_prefix="transformer_layer_config.",
-        renames=(), ids_convention="input", norm_before_residual=True,
+        name="speculators",
+        made_by="vllm-project/speculators, converted and trained drafts (RedHatAI, nm-testing)",
+        architectures=("Eagle3DraftModel", "Eagle3Speculator", "Eagle3Qwen3ForCausalLM"),
+        config_prefix="transformer_layer_config.",
+        renames=(),
+        ids_convention="input",
+        norm_before_residual=True,
     ),
     Family(
-        name="nemo", made_by="NVIDIA NeMo AutoModel", architectures=("LlamaEagle3DraftModel", "LlamaForCausalLMEagle3"), config_prefix="",
-        renames=(("model.midlayer.", "layers.0."), ("model.", "")), ids_convention=None, norm_before_residual=False,
+        name="nemo",
+        made_by="NVIDIA NeMo AutoModel",
+        architectures=("LlamaEagle3DraftModel", "LlamaForCausalLMEagle3"),
+        config_prefix="",
+        renames=(("model.midlayer.", "layers.0."), ("model.", "")),
+        ids_convention=None,
+        norm_before_residual=False,
     ),
     Family(
-        name="modelopt", made_by="NVIDIA ModelOpt exports (nvidia/*-Eagle3)", architectures=("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"),
-        config_prefix="", renames=(), ids_convention=None, norm_before_residual=False,
+        name="modelopt",
+        made_by="NVIDIA ModelOpt exports (nvidia/*-Eagle3)",
+        architectures=("LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"),
+        config_prefix="",
+        renames=(),
+        ids_convention=None,
+        norm_before_residual=False,
     ),
     Family(
-        name="specforge", made_by="SGLang SpecForge exports (lmsys, AQ-MedAI, Tengyunw)", architectures=("LlamaForCausalLMEagle3",), config_prefix="",
-        renames=(("midlayer.", "layers.0."),), ids_convention=None, norm_before_residual=False,
+        name="specforge",
+        made_by="SGLang SpecForge exports (lmsys, AQ-MedAI, Tengyunw)",
+        architectures=("LlamaForCausalLMEagle3",),
+        config_prefix="",
+        renames=(("midlayer.", "layers.0."),),
+        ids_convention=None,
+        norm_before_residual=False,
     ),
     Family(
-        name="angelslim", made_by="Tencent AngelSlim", architectures=("Eagle3LlamaForCausalLM",), config_prefix="",
-        renames=(("midlayer.", "layers.0."),), ids_convention=None, norm_before_residual=False,
+        name="angelslim",
+        made_by="Tencent AngelSlim",
+        architectures=("Eagle3LlamaForCausalLM",),
+        config_prefix="",
+        renames=(("midlayer.", "layers.0."),),
+        ids_convention=None,
+        norm_before_residual=False,
     ),
     Family(
-        name="safeailab", made_by="SafeAILab EAGLE originals (yuhuili/EAGLE3-*)", architectures=("LlamaForCausalLM",), config_prefix="",
-        renames=(("midlayer.", "layers.0."),), ids_convention=None, norm_before_residual=False,
+        name="safeailab",
+        made_by="SafeAILab EAGLE originals (yuhuili/EAGLE3-*)",
+        architectures=("LlamaForCausalLM",),
+        config_prefix="",
+        renames=(("midlayer.", "layers.0."),),
+        ids_convention=None,
+        norm_before_residual=False,
     ),
-)  # fmt: skip
+)
 BY_NAME = {family.name: family for family in FAMILIES}
 KNOWN_ARCHITECTURES = tuple(dict.fromkeys(a for family in FAMILIES for a in family.architectures)) + ("EagleLlamaForCausalLM",)
 
@@ -98,7 +127,9 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """A draft as its family spells it. tensors: headers by canonical name. ignored: stored names that nothing reads. notes: oddities of its own."""
+    """A draft as its family spells it. tensors: headers by canonical name. ignored: stored names that nothing reads. notes: oddities of
+    its own.
+    """
 
     family: Family
     config: dict[str, Any]
@@ -197,7 +228,8 @@ def _refuse_other_models(tensors: Mapping[str, TensorInfo], architectures: list[
     if not first or (not fused and not _reads_two_streams(tensors)):
         shown = ", ".join(sorted(tensors)[:4]) or "no tensor"
         raise ConfigError(
-            f"{where}: not an EAGLE-3 draft (architectures {architectures or 'absent'}; holds {shown} ...); {EAGLE3_NEEDS}. Known architectures: "
+            f"{where}: not an EAGLE-3 draft (architectures {architectures or 'absent'}; holds {shown} ...); {EAGLE3_NEEDS}. Known "
+            f"architectures: "
             f"{', '.join(KNOWN_ARCHITECTURES)}"
         )
 

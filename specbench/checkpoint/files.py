@@ -112,7 +112,8 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     """Tensor headers of a checkpoint folder: single file, or shards with an index that must agree with them.
 
     Raises:
-        CheckpointFileError: no safetensors file, a shard missing or cut short, an index that is damaged, leads out of the folder or names a tensor
+        CheckpointFileError: no safetensors file, a shard missing or cut short, an index that is damaged, leads out of the folder or names a
+        tensor
             that its shard lacks, or a tensor that two files hold.
     """
     index = folder / INDEX
@@ -188,7 +189,8 @@ def read_into(info: TensorInfo, out: Tensor) -> None:
         return
     if info.end == info.begin:
         return
-    view = memoryview(out.detach().reshape(-1).view(torch.uint8).numpy())
+    data: Any = out.detach().reshape(-1).view(torch.uint8).numpy()
+    view = memoryview(data)
     with info.file.open("rb", buffering=0) as file:
         offset = 0
         while offset < len(view):

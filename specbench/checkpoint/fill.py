@@ -105,9 +105,7 @@ def _may_be_left_out(module: nn.Module, parameter: str) -> bool:
     return isinstance(linear, Linear) and leaf in linear.slots and linear.slots[leaf].optional
 
 
-def fill(
-    module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, checks: str, *, threads: int = 1, progress: int = 0
-) -> None:
+def fill(module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, checks: str, *, threads: int = 1, progress: int = 0) -> None:
     """Copy stored tensors into parameters, in the order that they come.
 
     Args:

@@ -18,7 +18,9 @@ PLAIN_KINDS = ("default", "mrope")
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """theta: base. kind: one of `KINDS`. parameters: the scaling's other keys, sorted. max_positions: of the config, which some scalings read."""
+    """theta: base. kind: one of `KINDS`. parameters: the scaling's other keys, sorted. max_positions: of the config, which some scalings
+    read.
+    """
 
     theta: float
     kind: str = "default"
@@ -50,7 +52,9 @@ def read_rope(config: dict[str, Any], where: str, max_positions: int) -> tuple[R
     parameters = {k: v for k, v in {**old, **new}.items() if v is not None}
     clash = [k for k in old if k in new and old[k] != new[k]]
     if clash:
-        raise ConfigError(f"{where}: {clash[0]} is {new[clash[0]]} in rope_parameters and {old[clash[0]]} in rope_scaling; correct one of them")
+        raise ConfigError(
+            f"{where}: {clash[0]} is {new[clash[0]]} in rope_parameters and {old[clash[0]]} in rope_scaling; correct one of them"
+        )
     partial = parameters.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
         raise ConfigError(f"{where}: partial_rotary_factor is {partial}; whole heads (1.0) are supported")

@@ -78,7 +78,8 @@ class Attention(nn.Module):
         super().__init__()
         self.qkv_proj, self.o_proj = qkv_proj, o_proj
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
-        self.q_norm, self.k_norm = norms or (None, None)
+        self.q_norm: RMSNorm | None = norms[0] if norms else None
+        self.k_norm: RMSNorm | None = norms[1] if norms else None
         self.scale = head_dim**-0.5
         self.window = window
 
@@ -96,7 +97,11 @@ class Attention(nn.Module):
         qk = rotate(qk, step.rotary)
         keys, values = cache.update(qk[:, :, heads:], qkv[:, :, heads + kv_heads :], step)
         attended = F.scaled_dot_product_attention(
-            qk[:, :, :heads].transpose(1, 2), keys, values, attn_mask=step.mask(self.window), scale=self.scale,
+            qk[:, :, :heads].transpose(1, 2),
+            keys,
+            values,
+            attn_mask=step.mask(self.window),
+            scale=self.scale,
             enable_gqa=heads != kv_heads,
         )  # [B, heads, n, d]
         return self.o_proj(attended.transpose(1, 2).reshape(batch, n, heads * self.head_dim))

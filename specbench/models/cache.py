@@ -47,7 +47,14 @@ class LayerCache:
     __slots__ = ("kv", "rounded_to")
 
     def __init__(
-        self, batch: int, length: int, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str, rounded_to: torch.dtype | None
+        self,
+        batch: int,
+        length: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        rounded_to: torch.dtype | None,
     ) -> None:
         self.rounded_to = rounded_to
         self.kv = torch.zeros(2, batch, length, kv_heads, head_dim, dtype=dtype, device=device)

@@ -58,7 +58,9 @@ class Layer(nn.Module):
 
         self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps, dtype)
         self.self_attn = Attention(
-            linear("self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), hidden, (q, kv, kv), config.qkv_bias),
+            linear(
+                "self_attn.qkv_proj", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), hidden, (q, kv, kv), config.qkv_bias
+            ),
             linear("self_attn.o_proj", ("self_attn.o_proj",), q, (hidden,), config.o_bias),
             config.num_attention_heads,
             config.num_key_value_heads,
@@ -91,9 +93,7 @@ class Decoder(nn.Module):
         self.config, self.dtype = config, dtype
         # from_pretrained: drawing initial values, even on the meta device, would import torch.compile (seconds)
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size, device="meta", dtype=dtype))
-        self.layers = nn.ModuleList(
-            Layer(config, f"model.layers.{i}", scheme_of, dtype) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Layer(config, f"model.layers.{i}", scheme_of, dtype) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = Linear("lm_head", config.hidden_size, (config.vocab_size,), scheme_of("lm_head"), dtype)
         self.eos_ids: frozenset[int] = frozenset()
@@ -143,5 +143,7 @@ class Decoder(nn.Module):
 
 def _one_scheme(schemes: set[Scheme | None], fused: str, shards: tuple[str, ...]) -> Scheme | None:
     if len(schemes) != 1:
-        raise ConfigError(f"{fused}: its parts {shards} have different schemes {[str(s) for s in schemes]}; they are stored as one layer here")
+        raise ConfigError(
+            f"{fused}: its parts {shards} have different schemes {[str(s) for s in schemes]}; they are stored as one layer here"
+        )
     return next(iter(schemes))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +130,7 @@ class Eagle3(nn.Module):
         self.fc_norm = nn.ModuleList(norms) if config.fc_input_norm == "each" else None
         self.fc = Linear("fc", fused, (hidden,), edge_scheme("fc"), dtype, config.fc_bias) if config.use_fc else None
         self.layers = nn.ModuleList(
-            Eagle3Layer(config, i, lambda module, i=i: layer_scheme(i, module), dtype) for i in range(config.num_hidden_layers)
+            Eagle3Layer(config, i, partial(layer_scheme, i), dtype) for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(hidden, eps, dtype)
         self.lm_head = Linear("lm_head", hidden, (config.draft_vocab_size,), edge_scheme("lm_head"), dtype)
@@ -149,7 +150,9 @@ class Eagle3(nn.Module):
         return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
 
     def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
-        """Place of the next pairs (see `Decoder.step`). The table reaches past the draft's own max_position_embeddings, as vLLM 0.28 does."""
+        """Place of the next pairs (see `Decoder.step`). The table reaches past the draft's own max_position_embeddings, as vLLM 0.28
+        does.
+        """
         if self.rotary is None or self.rotary.shape[1] < limit:
             length = max(limit, self.config.max_position_embeddings)
             self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)

@@ -16,7 +16,9 @@ F8_MAX = 448.0
 FP4_MAX = 6.0
 
 
-def quantize_input(x: Tensor, how: Activations, input_scale: Tensor | None, input_zero_point: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+def quantize_input(
+    x: Tensor, how: Activations, input_scale: Tensor | None, input_zero_point: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [rows, in] to narrow values, scales and zero points.
 
     Returns:
@@ -65,7 +67,9 @@ def _nvfp4(x: Tensor, group: int, global_scale: Tensor | None) -> Tensor:
     """Groups of e2m1 numbers under e4m3 scales under one fp32 scale (`global_scale` multiplies; one a row where it is None)."""
     grouped = x.view(x.shape[0], -1, group)
     top = grouped.abs().amax(-1, keepdim=True)
-    multiplier = FP4_MAX * F8_MAX / x.abs().amax(-1)[:, None, None].clamp_min(1e-12) if global_scale is None else global_scale.float().reshape(-1)[0]
+    multiplier = (
+        FP4_MAX * F8_MAX / x.abs().amax(-1)[:, None, None].clamp_min(1e-12) if global_scale is None else global_scale.float().reshape(-1)[0]
+    )
     scale = (top / FP4_MAX * multiplier).clamp(max=F8_MAX).to(torch.float8_e4m3fn).float() / multiplier
     units = torch.where(scale > 0, grouped / scale.clamp_min(1e-30), torch.zeros_like(grouped))
     return (round_fp4(units) * scale).view_as(x)

@@ -1,7 +1,7 @@
 """Round plain weights into compressed-tensors' formats by its own compressors: the schemes in which people serve, by name.
 
-What enters: weights [out, in] and a scheme. What leaves: the tensors of a quantized layer. Scales are min-max, as round-to-nearest tools choose them; the
-4-bit scales of the bundled W4A16 verifier are searched instead (see `quantize`). It does not know files or models.
+What enters: weights [out, in] and a scheme. What leaves: the tensors of a quantized layer. Scales are min-max, as round-to-nearest tools
+choose them; the 4-bit scales of the bundled W4A16 verifier are searched instead (see `quantize`). It does not know files or models.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ SCHEMES: dict[str, QuantizationScheme] = {
     "w4a16-asym": _scheme("pack-quantized", {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 64}),
     "w8a8": _scheme("int-quantized", {**_INT8, "strategy": "channel"}, {**_INT8, "strategy": "token", "dynamic": True}),
     "fp8": _scheme("float-quantized", {**_FP8, "strategy": "channel"}, {**_FP8, "strategy": "token", "dynamic": True}),
-    "nvfp4a16": _scheme("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}),
+    "nvfp4a16": _scheme(
+        "nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": 16}
+    ),
 }
 
 

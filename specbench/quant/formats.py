@@ -56,7 +56,9 @@ Expand = Callable[[Scheme, Stored, int, int], Levels | Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """layout: (scheme, in, out, dtype) -> slots by leaf name. expand: (scheme, stored tensors of one shard, in, out) -> levels or weights [out, in]."""
+    """layout: (scheme, in, out, dtype) -> slots by leaf name. expand: (scheme, stored tensors of one shard, in, out) -> levels or weights
+    [out, in].
+    """
 
     layout: Layout
     expand: Expand
@@ -154,8 +156,8 @@ def _packed_expand(scheme: Scheme, stored: Stored, k: int, n: int) -> Levels:
         raise CheckpointError(f"weight_shape says {shape}; the layer is {[n, k]}")
     zero_points = None
     if not scheme.symmetric:
-        shape = torch.Size((n, stored["weight_scale"].shape[1]))
-        zero_points = unpack_from_int32(stored["weight_zero_point"], scheme.bits, shape, packed_dim=0)
+        groups = torch.Size((n, stored["weight_scale"].shape[1]))
+        zero_points = unpack_from_int32(stored["weight_zero_point"], scheme.bits, groups, packed_dim=0)
     levels = unpack_from_int32(stored["weight_packed"], scheme.bits, torch.Size((n, k)))
     return Levels(levels, stored["weight_scale"], zero_points, _order(stored.get("weight_g_idx"), scheme, k))
 
@@ -232,7 +234,9 @@ def _fp4_expand(scheme: Scheme, stored: Stored, k: int, n: int) -> Tensor:
 
 
 def fp4_values(packed: Tensor) -> Tensor:
-    """E2M1 numbers [out, in] fp32 from bytes [out, in / 2]; the low nibble is the even column (compressed-tensors, ModelOpt, OCP MX alike)."""
+    """E2M1 numbers [out, in] fp32 from bytes [out, in / 2]; the low nibble is the even column (compressed-tensors, ModelOpt, OCP MX
+    alike).
+    """
     table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], device=packed.device)
     nibbles = torch.stack((packed & 15, packed >> 4), -1).flatten(1).long()
     return torch.where(nibbles >= 8, -table[nibbles & 7], table[nibbles & 7])

@@ -66,7 +66,7 @@ class Linear(nn.Module):
         return parameter.narrow(dim, start, self._extent(leaf, index))
 
     def _extent(self, leaf: str, index: int) -> int:
-        """How long shard `index` is along the dimension in which the shards of `leaf` are concatenated: outputs, words of outputs, or blocks of them."""
+        """How long shard `index` is along the dimension in which shards of `leaf` join: outputs, words of outputs, or blocks of them."""
         rows, slot = self.out_features[index], self.slots.get(leaf)
         if slot is None or slot.shard_dim is None:
             return rows

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
+from operator import eq
 from typing import Any
 
 from ..errors import ConfigError
@@ -25,7 +27,8 @@ class Activations:
     """How inputs are quantized before the product. kind: "int8", "fp8", "nvfp4". dynamic: scales computed per call, else stored.
 
     group_size: columns that share a scale, or None. A dynamic scale is one a row, also where a config asks for one a tensor: vLLM does so
-    where its kernels can, and with a scale over all rows a token's logits would depend on its neighbours: speculation would change the output.
+    where its kernels can, and with a scale over all rows a token's logits would depend on its neighbours: speculation would change the
+    output.
     """
 
     kind: str
@@ -110,7 +113,9 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
 
     section, reordered = _without_actorder(section)
     try:
-        config = QuantizationConfig.model_validate({k: v for k, v in section.items() if k not in ("version", "sparsity_config", "transform_config")})
+        config = QuantizationConfig.model_validate(
+            {k: v for k, v in section.items() if k not in ("version", "sparsity_config", "transform_config")}
+        )
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{source}: compressed-tensors cannot read {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
@@ -118,7 +123,9 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
         raise ConfigError(f"{source}: compressed-tensors cannot read it ({error}); group_size and num_bits are numbers") from None
     online = online_transforms(section)
     if online:
-        raise ConfigError(f"{source}: transform_config applies {online[0]} while running; only transforms that are folded into weights are readable")
+        raise ConfigError(
+            f"{source}: transform_config applies {online[0]} while running; only transforms that are folded into weights are readable"
+        )
     sparsity = (section.get("sparsity_config") or {}).get("format", "dense")
     if sparsity != "dense":
         raise ConfigError(f"{source}: sparsity format {sparsity!r} has no reader here; 'dense' is readable")
@@ -136,8 +143,11 @@ def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
 
 
 def _without_actorder(section: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
-    """The section without actorder "group", which compressed-tensors 0.20 no longer accepts, and the groups that had it: older files store g_idx."""
-    groups, reordered = section.get("config_groups"), set()
+    """The section without actorder "group", which compressed-tensors 0.20 no longer accepts, and the groups that had it: older files
+    store g_idx.
+    """
+    groups = section.get("config_groups")
+    reordered: set[str] = set()
     if not isinstance(groups, dict):
         return section, reordered
     cleaned = {}
@@ -157,7 +167,10 @@ def _ct_scheme(group: Any, layout: str, source: str, actorder: bool) -> Scheme:
         raise ConfigError(f"{source}: format is {layout!r}; readable: {', '.join(readable)}")
     wanted = "float" if layout in ("float-quantized", "nvfp4-pack-quantized", "mxfp4-pack-quantized") else "int"
     if layout != "naive-quantized" and (_text(weights.type) != wanted or weights.num_bits not in (4, 8)):
-        raise ConfigError(f"{source}: format {layout!r} with type {_text(weights.type)!r} and num_bits {weights.num_bits}; {wanted!r} of 4 or 8 bits is expected")
+        raise ConfigError(
+            f"{source}: format {layout!r} with type {_text(weights.type)!r} and num_bits {weights.num_bits}; {wanted!r} of 4 or 8 bits "
+            f"is expected"
+        )
     strategy = {"tensor_group": "group"}.get(_text(weights.strategy), _text(weights.strategy))
     activations = None
     if inputs is not None and layout not in ("pack-quantized", "mxfp4-pack-quantized"):
@@ -201,9 +214,13 @@ def _gptq(section: dict[str, Any], source: str) -> Quantization:
     if bits not in (4, 8) or layout not in ("gptq", "gptq_v2"):
         raise ConfigError(f"{source}: GPTQ with bits {bits!r} and checkpoint_format {layout!r}; readable: 4 or 8 bits, 'gptq' or 'gptq_v2'")
     group = section.get("group_size")
-    scheme = Scheme(layout, bits, "group", None if group == -1 else _group(group, source), symmetric=False, actorder=bool(section.get("desc_act")))
+    scheme = Scheme(
+        layout, bits, "group", None if group == -1 else _group(group, source), symmetric=False, actorder=bool(section.get("desc_act"))
+    )
     everything = bool(section.get("lm_head"))
-    return Quantization((Rule((lambda _: True) if everything else _body, scheme),), _substrings(section.get("modules_in_block_to_not_quantize")))
+    return Quantization(
+        (Rule((lambda _: True) if everything else _body, scheme),), _substrings(section.get("modules_in_block_to_not_quantize"))
+    )
 
 
 def _fp8(section: dict[str, Any], source: str) -> Quantization:
@@ -211,7 +228,9 @@ def _fp8(section: dict[str, Any], source: str) -> Quantization:
     if mode not in ("dynamic", "static"):
         raise ConfigError(f"{source}: activation_scheme is {mode!r}; 'dynamic' or 'static' is expected")
     if block is not None:
-        scheme = Scheme("fp8-block", 8, "block", None, (int(block[0]), int(block[1])), activations=Activations("fp8", True, group_size=int(block[1])))
+        scheme = Scheme(
+            "fp8-block", 8, "block", None, (int(block[0]), int(block[1])), activations=Activations("fp8", True, group_size=int(block[1]))
+        )
     else:
         scheme = Scheme("fp8", 8, "tensor", activations=Activations("fp8", mode == "dynamic"))
     ignored = section.get("ignored_layers") or section.get("modules_to_not_convert")
@@ -232,8 +251,8 @@ def _modelopt(section: dict[str, Any], source: str) -> Quantization:
 
     if algorithm == "MIXED_PRECISION":
         entries = section.get("quantized_layers") or {}
-        rules = [Rule(lambda n, m=name: n == m, _modelopt_scheme(e.get("quant_algo"), e, f"{source}: {name}")) for name, e in entries.items()]
-        return Quantization(tuple(rules), ignored)
+        schemes = {name: _modelopt_scheme(entry.get("quant_algo"), entry, f"{source}: {name}") for name, entry in entries.items()}
+        return Quantization(tuple(Rule(partial(eq, name), scheme) for name, scheme in schemes.items()), ignored)
     return Quantization((Rule(lambda _: True, _modelopt_scheme(algorithm, section, source)),), ignored)
 
 
