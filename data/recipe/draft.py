@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -91,6 +91,10 @@ class Draft(nn.Module):
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.lm_head = _linear(c.hidden_size, c.draft_vocab_size)
 
+    @property
+    def layer(self) -> Layer:
+        return cast(Layer, self.layers[0])
+
     def forward(self, embedded: Tensor, aux: Tensor, first: int = 0, steps: int = 3) -> list[Tensor]:
         """Training-time test: what each drafting step computes when it starts at any column, all columns at once.
 
@@ -107,7 +111,7 @@ class Draft(nn.Module):
         Returns:
             For each step j, states before the final norm, [B, T - first - j, hidden].
         """
-        c, layer = self.config, self.layers[0]
+        c, layer = self.config, self.layer
         attention = layer.self_attn
         weight = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
         of_embedding, of_state = weight[:, : c.hidden_size], weight[:, c.hidden_size :]
@@ -189,7 +193,7 @@ def warm_start(
         state_scale: root mean square of the last auxiliary state.
         embedding_scale: standard deviation of the q, k, v columns that read the embedding; the verifier has none.
     """
-    layer, hidden = draft.layers[0], draft.config.hidden_size
+    layer, hidden = draft.layer, draft.config.hidden_size
     draft.fc.weight.zero_()
     draft.fc.weight[:, -hidden:] = torch.eye(hidden) / state_scale
     for name in ("q_proj", "k_proj", "v_proj"):

@@ -146,7 +146,7 @@ class _ShardWriter:
     """Collects finished conversations and writes them out in shards, each atomically."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.pending, self.written = folder, [], 0
+        self.folder, self.written = folder, 0
         self.pending: list[tuple[Slot, Tensor]] = []
 
     def add(self, slot: Slot, states: Tensor) -> None:

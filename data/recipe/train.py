@@ -119,7 +119,8 @@ def loss_of(
             weights.append(reached * step_weights[j])
         stacked = draft.norm(torch.stack(states))
     final = batch.states[row, column + 1, -hidden:]
-    return HeadLoss.apply(stacked, torch.stack(weights).float(), draft.lm_head.weight, final, rows), len(row)
+    loss = HeadLoss.apply(stacked, torch.stack(weights).float(), draft.lm_head.weight, final, rows)  # type: ignore[no-untyped-call]
+    return loss, len(row)
 
 
 def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin_from: Path | None = None) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
     if begin_from:
         load_weights(draft, begin_from)
     engines = optimizers(draft, s)
-    position = {"step": 0, "seconds": 0.0}
+    position: dict[str, Any] = {"step": 0, "seconds": 0.0}
     history: list[dict[str, Any]] = state.get("history", [])
     if state:
         draft.load_state_dict(state["draft"])
