@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from specbench.errors import CheckpointError, ConfigError
 from specbench.pair import Pair, open_checkpoint
-from specbench.verifier import load_verifier
+from specbench.verifier import NEEDED, load_verifier
 
 N_LAYERS = 8
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -237,10 +237,7 @@ def test_a_config_that_the_tensors_contradict_is_refused(tmp_path, changes):
         load(folder)
 
 
-@pytest.mark.parametrize(
-    "key",
-    ["hidden_size", "intermediate_size", "num_attention_heads", "rms_norm_eps", "vocab_size", "max_position_embeddings", "num_hidden_layers"],
-)
+@pytest.mark.parametrize("key", NEEDED)
 def test_a_size_that_the_config_lacks_is_named(tmp_path, key):
     folder = tiny_verifier(tmp_path / "v")
     config = json.loads((folder / "config.json").read_text())
