@@ -8,6 +8,7 @@ measures nothing, shows nothing and keeps no state; every figure redraws from a 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 __all__ = ["acceptance", "acceptance_by_category", "per_position", "save", "speedup", "throughput", "time_share"]
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -49,7 +51,7 @@ def acceptance(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "Mean acceptance length",
             "draft tokens proposed per round, k",
             "mean acceptance length\n(tokens / round, bonus counted)",
-            f"Mean over rounds. {_n(summary)}; bars: 95\u00a0% bootstrap over prompts. {_setting(table)}",
+            f"Mean over rounds. {_n(summary)}. {_setting(table)}",
         )
     return axes
 
@@ -75,7 +77,7 @@ def acceptance_by_category(table: pd.DataFrame, k: int | None = None, ax: Axes |
             f"Mean acceptance length by category (k = {k})",
             "mean acceptance length (tokens / round, bonus counted)",
             "",
-            f"Mean over rounds. {_n(summary)} per category; bars: 95\u00a0% bootstrap over prompts. {_setting(table)}",
+            f"Mean over rounds. {_n(summary, ' per category')}. {_setting(table)}",
         )
     return axes
 
@@ -99,8 +101,8 @@ def per_position(table: pd.DataFrame, k: int | None = None, ax: Axes | None = No
             f"Acceptance by draft position (k = {k})",
             "draft position",
             "acceptance rate\n(accepted / proposed)",
-            f"Over rounds that proposed the position (conditional: and accepted all earlier ones); bonus not counted. {_n(rates)}; bars: "
-            f"95\u00a0% bootstrap over prompts. {_setting(table)}",
+            f"Over rounds that proposed the position (conditional: and accepted all earlier ones); bonus not counted. {_n(rates)}. "
+            f"{_setting(table)}",
         )
     return axes
 
@@ -131,8 +133,8 @@ def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "Decode speed, and speedup over k = 0",
             "draft tokens proposed per round, k (0: no speculation)",
             "decode speed (tokens / s)",
-            f"Tokens after the first / decode seconds, over all tokens; dashed: k = 0 of the same run. {_n(own)}; bars: 95\u00a0% "
-            f"bootstrap over prompts. {_setting(table)}",
+            f"Tokens after the first / decode seconds, over all tokens; dashed: k = 0 of the same run. {_n(own)}. "
+            f"{_setting(table)}",
         )
     return axes
 
@@ -152,7 +154,7 @@ def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "Speedup over plain decoding",
             "draft tokens proposed per round, k",
             "decode speedup (\u00d7, k = 0 is 1)",
-            f"Ratio of decode tokens / s, same prompts and run. {_n(summary)}; bars: 95\u00a0% bootstrap over prompts. {_setting(table)}",
+            f"Ratio of decode tokens / s, same prompts and run. {_n(summary)}. {_setting(table)}",
         )
     return axes
 
@@ -181,7 +183,7 @@ def time_share(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "Where decode time goes",
             " ",
             "share of decode time (%)",
-            f"Summed over prompts; above: ms per token after the first. {_n(summary)}. {_setting(table)}",
+            f"Summed over prompts; above: ms per token after the first. {_n(summary, bars=False)}. {_setting(table)}",
         )
     return axes
 
@@ -213,15 +215,14 @@ def _choose_k(own: pd.DataFrame, k: int | None, preferred: int | None) -> int:
 def _series(summary: pd.DataFrame, spread: float) -> list[Series]:
     """Verifiers of a summary in a fixed order, their offsets `spread` wide together."""
     keys = sorted(set(zip(summary.verifier, summary.verifier_format, strict=True)), key=lambda key: (key[1], key[0]))
-    several = len({verifier for verifier, _ in keys}) > 1
     formats = sorted({name for _, name in keys})
+    by_format = len(formats) == len(keys) and _model(verifier for verifier, _ in keys) is not None
     taken = {FORMAT_COLOURS.get(name) for name in formats}
     spare = itertools.cycle([colour for colour in SPARE_COLOURS if colour not in taken])
     colours = {name: FORMAT_COLOURS.get(name) or next(spare) for name in formats}
     drawn = []
     for i, (verifier, name) in enumerate(keys):
-        short = PurePath(verifier).name
-        label = f"{short}, {name}" if several and short != name else name
+        label = name if by_format else f"{PurePath(verifier).name}, {name}"
         offset = spread * (i / (len(keys) - 1) - 0.5) if len(keys) > 1 else 0.0
         rows = summary[(summary.verifier == verifier) & (summary.verifier_format == name)]
         drawn.append(Series(label, rows, colours[name], MARKERS[i % len(MARKERS)], offset))
@@ -261,15 +262,22 @@ def _bars(rows: pd.DataFrame, figure: str) -> Any:
     return [low.fillna(0).clip(lower=0), high.fillna(0).clip(lower=0)]
 
 
-def _n(summary: pd.DataFrame) -> str:
+def _n(summary: pd.DataFrame, per: str = "", bars: bool = True) -> str:
+    """For captions: how many prompts, how many rows failed, what the bars are."""
     low, high = int(summary.num_prompts.min()), int(summary.num_prompts.max())
-    count = f"n\u00a0=\u00a0{high} prompts" if low == high else f"n\u00a0=\u00a0{low}\u2013{high} prompts"
+    count = f"n\u00a0=\u00a0{low}" + (f"\u2013{high}" if low != high else "") + (" prompts" if high > 1 else " prompt") + per
     failed = int(summary.num_failed.sum()) if "num_failed" in summary else 0
-    return count + (f" ({failed} failed row{'s' if failed > 1 else ''} left out)" if failed else "")
+    count += f" ({failed} failed row{'s' if failed > 1 else ''} left out)" if failed else ""
+    return f"{count}; bars: 95\u00a0% bootstrap over prompts" if bars and high > 1 else count
+
+
+def _model(verifiers: Iterable[str]) -> str | None:
+    """The name that variants of one model share: "Qwen3-8B" of "Qwen3-8B" and "Qwen3-8B-quantized.w4a16"; None of unrelated ones."""
+    names = sorted({PurePath(verifier).name for verifier in verifiers}, key=len)
+    return names[0] if names and all(name.lower().startswith(names[0].lower()) for name in names) else None
 
 
 def _setting(table: pd.DataFrame) -> str:
-    """Device and dtype that the whole table shares, for captions."""
-    return ", ".join("/".join(sorted({str(value) for value in table[name]})) for name in ("device", "dtype")) + "."
-
-
+    """For captions: the model that all verifiers are variants of, device and dtype."""
+    words = [_model(table.verifier), *("/".join(sorted({str(value) for value in table[name]})) for name in ("device", "dtype"))]
+    return ", ".join(filter(None, words)) + "."

@@ -69,7 +69,7 @@ def test_figure_says_what_it_shows(table, name):
     ax = getattr(plots, name)(table)
     assert unit in ax.get_xlabel() + ax.get_ylabel()
     said = caption(ax).get_text().replace("\u00a0", " ").replace("\n", " ")
-    assert "n = " in said and "prompts" in said and "cpu, bfloat16" in said
+    assert "n = " in said and "prompts" in said and "SmolLM2-135M-Instruct, cpu, bfloat16" in said
     assert ax.get_title(loc="left")
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels
@@ -167,14 +167,27 @@ def test_one_prompt_has_no_interval_but_a_point():
     assert np.ptp([point[1] for point in drawn.lines[2][0].get_segments()[0]]) == 0
 
 
-def test_verifiers_of_one_format_and_formats_without_a_colour():
-    rows = [to_frame(synthetic_rows("bf16", prompts=PROMPTS[:2], run_id=f"r{i}")).assign(verifier=f"org/model-{i}") for i in range(2)]
-    rows.append(to_frame(synthetic_rows("bf16", prompts=PROMPTS[:2], run_id="r9")).assign(verifier_format="w3a16"))
-    ax = plots.acceptance(pd.concat(rows))
-    labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert {"model-0, bf16", "model-1, bf16", "SmolLM2-135M-Instruct, w3a16"} <= set(labels)
-    colours = {c.get_label(): c.lines[0].get_color() for c in ax.containers}
-    assert colours["SmolLM2-135M-Instruct, w3a16"] != colours["model-0, bf16"] == colours["model-1, bf16"]
+def labels_of(*verifiers):
+    """Legend labels of a figure of (verifier, format) pairs."""
+    tables = [
+        to_frame(synthetic_rows("bf16", prompts=PROMPTS[:2], run_id=f"r{i}")).assign(verifier=verifier, verifier_format=name)
+        for i, (verifier, name) in enumerate(verifiers)
+    ]
+    ax = plots.acceptance(pd.concat(tables))
+    return {c.get_label(): matplotlib.colors.to_hex(c.lines[0].get_color()) for c in ax.containers}, caption(ax).get_text()
+
+
+def test_variants_of_one_model_are_told_apart_by_format():
+    colours, said = labels_of(("org/Qwen3-8B", "bf16"), ("other/Qwen3-8B-quantized.w4a16", "w4a16"), ("/a/b/Qwen3-8B-x", "w3a16"))
+    assert set(colours) == {"bf16", "w4a16", "w3a16"} and len(set(colours.values())) == 3
+    assert colours["bf16"] == FORMAT_COLOURS["bf16"].lower() and "Qwen3-8B, cpu" in said.replace("\n", " ")
+
+
+def test_other_models_and_twice_the_same_format_are_named():
+    colours, said = labels_of(("org/Qwen3-8B", "bf16"), ("org/Llama-3.1-8B", "w4a16"))
+    assert set(colours) == {"Qwen3-8B, bf16", "Llama-3.1-8B, w4a16"} and "Qwen" not in said
+    colours, _ = labels_of(("org/model", "bf16"), ("org/model-tuned", "bf16"))
+    assert set(colours) == {"model, bf16", "model-tuned, bf16"} and len(set(colours.values())) == 1
 
 
 @pytest.mark.parametrize("name", FIGURES)

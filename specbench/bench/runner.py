@@ -135,7 +135,7 @@ def transformers_baseline(
 
 
 def format_name(checkpoint: Checkpoint, dtype: str) -> str:
-    """Short name of a checkpoint's weight format as loaded: "bf16", "fp32" for plain weights; "w4a16", "w4a16-asym", "awq-w4a16", "w8a8", "fp8" ..."""
+    """Short name of a weight format as loaded: "bf16", "fp32" for plain weights; "w4a16", "w4a16-asym", "awq-w4a16", "w8a8", "fp8" ..."""
     quantization = parse_quantization(checkpoint.quantization, f"{checkpoint.name}/{checkpoint.quantization_source}")
     names = {_scheme_name(rule.scheme) for rule in quantization.rules} if quantization else set()
     return "+".join(sorted(names)) or PLAIN_FORMATS.get(dtype, dtype)
