@@ -116,13 +116,13 @@ def atlas(
     bar = tqdm(total=len(names) * len(pairs) * len(chosen), desc="loads", disable=not progress)
     for draft_format, drafted in pairs.items():
         right = load_draft(drafted, "draft", device=device, verifier=verifier)
-        reference, measured = _fingerprint(right), _acceptance(verifier, right, prompts, num_speculative_tokens, max_new_tokens)
+        reference, measured = fingerprint(right), acceptance(verifier, right, prompts, num_speculative_tokens, max_new_tokens)
         for name in names:
             section = VERIFIER_FORMATS[name]
             declared = replace(drafted, verifier=replace(drafted.verifier, quantization=section, quantization_source=f"format {name}"))
             for policy in chosen:
                 outcome, key, detail, left = _attempt(declared, policy, verifier, device, reference)
-                tau = None if left is None else _acceptance(verifier, left, prompts, num_speculative_tokens, max_new_tokens)
+                tau = None if left is None else acceptance(verifier, left, prompts, num_speculative_tokens, max_new_tokens)
                 rows.append((name, draft_format, policy.name, outcome, key, detail, tau, measured))
                 bar.update()
     columns = [
@@ -147,12 +147,12 @@ def _attempt(pair: Pair, policy: Policy, verifier: Decoder, device: str, referen
     except SpecbenchError as error:
         kind = "KeyError" if isinstance(error, KeyError) else "shape error" if isinstance(error, AssertionError) else "refused"
         return kind, str(error) if kind == "KeyError" else "", str(error).splitlines()[0], None
-    same = _agree(reference, _fingerprint(draft))
+    same = agree(reference, fingerprint(draft))
     detail = "" if same else "nothing complained; the draft computes something else"
     return ("loads right" if same else "silent corruption"), "", detail, draft
 
 
-def _fingerprint(draft: Eagle3) -> Any:
+def fingerprint(draft: Eagle3) -> Any:
     """Logits of eight seeded pairs: what the loaded weights compute."""
     import torch
 
@@ -165,12 +165,12 @@ def _fingerprint(draft: Eagle3) -> Any:
         return draft.logits(draft(tokens, draft.fuse(aux), draft.step(positions, 8), draft.new_cache(8))).float()
 
 
-def _agree(a: Any, b: Any) -> bool:
+def agree(a: Any, b: Any) -> bool:
     """Equal up to the rounding of one kernel against another (1 % of the range in bf16)."""
     return bool((a - b).abs().max() <= 0.01 * a.abs().max())  # False where b holds NaN
 
 
-def _acceptance(verifier: Decoder, draft: Eagle3, prompts: Sequence[Any] | None, k: int, max_new_tokens: int) -> float | None:
+def acceptance(verifier: Decoder, draft: Eagle3, prompts: Sequence[Any] | None, k: int, max_new_tokens: int) -> float | None:
     from .text import generate
 
     if prompts is None:

@@ -153,6 +153,17 @@ def test_02_proves_that_outputs_are_the_verifiers_own(tmp_path: Path, inputs: di
 
 
 @pytest.mark.notebook
+def test_03_shows_whose_load_config_counts(tmp_path: Path, inputs: dict[str, Any]) -> None:
+    run = execute("03_draft_load_config", tmp_path, inputs, verifier=inputs["reference"])
+    table = pd.read_csv(tmp_path / "cases.csv").set_index(["case", "policy"])
+    assert run.facts["wrong"] == {"vllm-0.30.0-mrv2": 3, "vllm-0.31.0": 0, "draft": 0}
+    ignored = table.outcome.xs("vllm-0.30.0-mrv2", level="policy")
+    assert dict(ignored) == {".bin draft": "CheckpointFileError", "own download_dir": "other weights", "dummy verifier": "other weights"}
+    assert set(table.outcome.xs("draft", level="policy")) == {"the draft"}
+    assert figures(tmp_path) == {"load_cases"}
+
+
+@pytest.mark.notebook
 def test_04_measures_acceptance_of_both_verifiers(tmp_path: Path, inputs: dict[str, Any]) -> None:
     run = execute("04_acceptance", tmp_path, inputs, num_speculative_tokens=[1, 3], formats=[])
     rows = load_runs(tmp_path)
