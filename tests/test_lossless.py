@@ -39,7 +39,7 @@ def test_a_token_that_the_verifier_would_not_choose_is_caught(verifier: Decoder,
     wrong = [*greedy[:5], (greedy[5] + 1) % 256, *greedy[6:]]
     found = compare(verifier, PROMPT, greedy, wrong)
     assert not found.identical and not found.lossless and found.first_difference == 5
-    assert found.largest_deficit > found.bound
+    assert found.largest_deficit > found.bound and found.label == "logic"
 
 
 def test_the_second_best_counts_only_within_the_bound(verifier: Decoder, greedy: list[int]) -> None:
@@ -53,10 +53,13 @@ def test_the_second_best_counts_only_within_the_bound(verifier: Decoder, greedy:
     swapped = [*prefix, int(best.indices[0, 1])]
     assert compare(verifier, PROMPT, greedy[:6], swapped, bound=margin * 1.01).lossless
     within = compare(verifier, PROMPT, greedy[:6], swapped, bound=margin * 1.01)
-    assert within.near_ties == 1 and within.largest_deficit == pytest.approx(margin, rel=1e-3)
+    assert within.label == "numeric" and within.near_ties == 1 and within.largest_deficit == pytest.approx(margin, rel=1e-3)
     assert not compare(verifier, PROMPT, greedy[:6], swapped, bound=margin * 0.99).lossless
 
 
 def test_a_shorter_output_differs_where_it_ends(verifier: Decoder, greedy: list[int]) -> None:
     found = compare(verifier, PROMPT, greedy, greedy[:7])
     assert not found.identical and found.first_difference == 7
+    for plain, speculative in ((greedy, greedy[:7]), (greedy[:7], greedy), (greedy, [])):
+        ended = compare(verifier, PROMPT, plain, speculative)
+        assert ended.cut and ended.label == "logic" and not ended.lossless

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,8 +29,9 @@ class Comparison:
 
     identical: the ids are equal. first_difference: index in the output where they part, None if nowhere. near_ties: places of the
     speculative output where the emitted token is not the verifier's best but within `bound` of it. largest_deficit: the most that any
-    emitted token lacks to the verifier's best, in logits; 0.0 for identical outputs, which are not re-scored. lossless: identical, or no
-    emitted token lacks more than `bound`.
+    emitted token lacks to the verifier's best, in logits; 0.0 for identical outputs, which are not re-scored. cut: one output is merely the
+    beginning of the other, which no rounding explains. label: "identical"; "numeric": they part, and no emitted token lacks more than
+    `bound`; "logic": anything else.
     """
 
     identical: bool
@@ -37,10 +39,17 @@ class Comparison:
     near_ties: int
     largest_deficit: float
     bound: float
+    cut: bool = False
+
+    @property
+    def label(self) -> Literal["identical", "numeric", "logic"]:
+        if self.identical:
+            return "identical"
+        return "numeric" if self.largest_deficit <= self.bound and not self.cut else "logic"
 
     @property
     def lossless(self) -> bool:
-        return self.identical or self.largest_deficit <= self.bound
+        return self.label != "logic"
 
 
 def compare(
@@ -56,8 +65,10 @@ def compare(
         return Comparison(True, None, 0, 0.0, limit)
     shorter = min(len(plain), len(speculative))
     first = next((i for i in range(shorter) if plain[i] != speculative[i]), shorter)
+    if not speculative:
+        return Comparison(False, 0, 0, 0.0, limit, cut=True)
     deficits = greedy_deficits(verifier, prompt_ids, speculative)
-    return Comparison(False, first, int(((deficits > 0) & (deficits <= limit)).sum()), float(deficits.max()), limit)
+    return Comparison(False, first, int(((deficits > 0) & (deficits <= limit)).sum()), float(deficits.max()), limit, cut=first == shorter)
 
 
 @torch.inference_mode()
