@@ -1,10 +1,11 @@
 """The second bug on real files: a draft whose own load settings an engine ignores.
 
-What enters: a pair, a folder, policies, prompts. What leaves: a row per case and policy: what was loaded, or what stopped it, and the acceptance that is left.
-It knows no outcome beforehand; every row is a real load of real files, which it writes below the folder.
+What enters: a pair, a folder, policies, prompts. What leaves: a row per case and policy: what was loaded, or what stopped it, and the
+acceptance that is left. It knows no outcome beforehand; every row is a real load of real files, which it writes below the folder.
 
-Cases, each with a `draft_load_config` that says where the draft's weights are: a `.bin` draft beside a verifier that reads safetensors only; a draft in a hub
-cache of its own (`download_dir`) while the common cache holds an older one; a `dummy` (random) verifier with a real draft.
+Cases, each with a `draft_load_config` that says where the draft's weights are: a `.bin` draft beside a verifier that reads safetensors
+only; a draft in a hub cache of its own (`download_dir`) while the common cache holds an older one; a `dummy` (random) verifier with a real
+draft.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def draft_load_cases(
         prompts: on which acceptance is measured, beside the real verifier; None measures none.
 
     Returns:
-        case | policy | draft_load_config | used (the load config that the policy led to) | outcome ("the draft", "other weights", or the error's class) |
-        detail | mean_acceptance_length (over rounds, bonus counted).
+        case | policy | draft_load_config | used (the load config that the policy led to) | outcome ("the draft", "other weights", or the
+        error's class) | detail | mean_acceptance_length (over rounds, bonus counted).
     """
     import pandas as pd
 

@@ -30,10 +30,9 @@ def load_cases(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             for place, row in zip(places, rows.itertuples(), strict=True):
                 loaded = row.outcome in ("the draft", "other weights")
                 height = float(row.mean_acceptance_length) if loaded and row.mean_acceptance_length is not None else 0.0
-                axes.annotate(
-                    row.outcome if loaded else "nothing found", (place, height), (0, 4), textcoords="offset points", ha="center", va="bottom",
-                    fontsize=8, color=DARK if loaded else colour, rotation=90,
-                )  # fmt: skip
+                words, ink = (row.outcome, DARK) if loaded else ("nothing found", colour)
+                style: Any = {"ha": "center", "va": "bottom", "fontsize": 8, "rotation": 90}
+                axes.annotate(words, (place, height), (0, 4), textcoords="offset points", color=ink, **style)
         axes.axhline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
         axes.set_xticks(range(len(cases)), cases)
         axes.set_xlim(-0.5, len(cases) - 0.5)
