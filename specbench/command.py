@@ -54,11 +54,6 @@ class Job:
         """The draft's own; None where it has none, and the verifier's counts."""
         return self.config.draft_load_config or self.plan.pair.draft_load
 
-    @property
-    def default_aux_layers(self) -> tuple[int, ...]:
-        n = int(_text(self.verifier)["num_hidden_layers"])
-        return (2, n // 2, n - 3)
-
 
 @dataclass(frozen=True, slots=True)
 class Engine:
@@ -66,7 +61,8 @@ class Engine:
 
     keys: what of a `speculative_config` its options carry, or what may only say what holds there anyway; a comment names the rest.
     policies: names of `POLICIES` that say what it does with a draft when no option is given. sets: settings of the plan that its options
-    carry; for the others, a comment says where the policies differ from the plan. notes: each looks at a job and returns a comment, or "".
+    or notes carry; for the others, a comment says where the policies differ from the plan. notes: each looks at a job and returns a comment
+    or "".
     """
 
     title: str
@@ -228,12 +224,13 @@ def _remedy(name: str, value: Any, policy: str) -> str:
 
 
 def _aux_sglang(job: Job) -> str:
-    top, nested = look(job.draft.config, AUX_KEY), look(job.draft.config, f"eagle_config.{AUX_KEY}")
-    if nested.key and nested.value[0] != 1:
-        return f"before PR 25454 (May 2026) SGLang added 1 to each of {nested.key} {nested.value}, now only where the first is 1"
-    if top.key and not nested.key and job.plan["aux_layers"] != job.default_aux_layers:
-        return f"SGLang reads {AUX_KEY} in eagle_config alone, and takes {job.default_aux_layers} without"
-    return ""
+    layers, n = job.plan["aux_layers"], int(_text(job.verifier)["num_hidden_layers"])
+    ids = look(job.draft.config, f"eagle_config.{AUX_KEY}").value or []
+    reads = tuple(i + (ids[0] == 1) for i in ids) or (2, n // 2, n - 3)
+    if job.plan["use_fc"] and reads != layers:
+        rule = f"reads {AUX_KEY} in eagle_config alone, plus 1 where the first is 1"
+        return f"aux_layers becomes {reads}, the plan has {layers}: SGLang {rule}"
+    return f"before PR 25454 (May 2026) SGLang added 1 to each of eagle_config's {ids}" if ids and ids[0] != 1 else ""
 
 
 def _aux_trtllm(job: Job) -> str:
@@ -308,7 +305,7 @@ ENGINES: dict[str, Engine] = {
     "vllm-0.11.0": Engine("vLLM", "0.11.0", _vllm, _VLLM_011, ("vllm-0.11.0",), (_past_end, _verifier_load)),
     "sglang": Engine(
         "SGLang", "0.5", _sglang, _COMMON | _HOLDS | {"quantization"}, ("sglang",),
-        (_flat, _architecture, _aux_sglang, _longer, _only_format, _verifier_load),
+        (_flat, _architecture, _aux_sglang, _longer, _only_format, _verifier_load), frozenset({"aux_layers"}),
     ),
     "trtllm": Engine(
         "TensorRT-LLM", "1.4.0rc4", _trtllm, _COMMON | _HOLDS, ("draft",),

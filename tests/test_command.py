@@ -161,7 +161,7 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], dict[str, str | None], set[in
     ({}, {}, {"vllm": None, "vllm-0.11.0": None, "sglang": None}, {1, 3, 4}),
     (
         {"eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, {},
-        {"vllm": None, "vllm-0.11.0": "aux_layers becomes (2, 4, 5)", "sglang": "(1, 3, 6)"}, {0, 2, 5},
+        {"vllm": None, "vllm-0.11.0": "aux_layers becomes (2, 4, 5)", "sglang": "becomes (2, 4, 5), the plan has (1, 3, 6)"}, {0, 2, 5},
     ),
     (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4]}}, {},
@@ -173,7 +173,11 @@ LAYERS: list[tuple[dict[str, Any], dict[str, Any], dict[str, str | None], set[in
     ),
     (
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 6]}}, {"aux_layer_convention": "output"},
-        {"vllm": "[3, 5, 7] at the top level", "sglang": "before PR 25454"}, {2, 4, 6},
+        {"vllm": "[3, 5, 7] at the top level", "sglang": "becomes (2, 4, 6), the plan has (3, 5, 7)"}, {2, 4, 6},
+    ),
+    (
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5]}}, {},
+        {"vllm": None, "vllm-0.11.0": None, "sglang": "before PR 25454"}, {1, 3, 4},
     ),
     ({}, {"aux_layers": (0, 3, 8)}, {"vllm": "[0, 3, 8]", "sglang": "(0, 3, 8)", "trtllm": "the input of layer 0 has no number"}, None),
 ]  # fmt: skip
@@ -188,7 +192,9 @@ def test_auxiliary_layers(
     for engine, word in expected.items():
         said = notes(command(plan, engine))
         assert said == "" if word is None else word in said, engine
-    assert trtllm(command(plan, "trtllm"))[1].get("eagle3_layers_to_capture") == captured
+    text = command(plan, "trtllm")
+    assert trtllm(text)[1].get("eagle3_layers_to_capture") == captured
+    assert "becomes" not in notes(text)
 
 
 def test_draft_that_only_the_plan_can_load(tmp_path: Path) -> None:
@@ -286,7 +292,9 @@ def test_load_configs_of_the_pair(tmp_path: Path) -> None:
     assert (said["--load-format"], said["--speculative-draft-load-format"]) == ("safetensors", "auto")
     assert "load_config becomes" in notes(command(pair, "vllm-0.11.0"))
     text = command(pair, "trtllm")
-    assert "load_format" in notes(text) and "load_format" not in trtllm(text)[1]
+    assert "of the verifier's load config load_format, download_dir, device is left out" in notes(text)
+    assert "of draft_load_config only load_format 'dummy' has an effect; left out: load_format" in notes(text)
+    assert "load_format" not in trtllm(text)[1]
     with pytest.raises(ConfigError, match=r"draft_load_config is .*load_format=pt.* opened with load_format=hf"):
         command(pair, speculative_config={"draft_load_config": {"load_format": "pt"}})
     unset = open_pair(*tiny_pair(tmp_path / "unset"))
