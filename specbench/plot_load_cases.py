@@ -38,8 +38,8 @@ def load_cases(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         axes.set_xlim(-0.5, len(cases) - 0.5)
         axes.set_ylim(0, 1.45 * max(1.2, float(table.mean_acceptance_length.astype(float).max())))
         caption = (
-            "Mean over rounds, bonus counted, beside the same verifier. Labels: whose weights the policy loaded; every bar is a real load of "
-            "real files."
+            "Mean over rounds, bonus counted, beside the same verifier. Labels: whose weights the policy loaded; "
+            "every bar is a real load of real files."
         )
         finish(axes, "A draft's own load settings", "case", "mean acceptance length\n(tokens / round)", caption)
     return axes
