@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from tiny import tiny_verifier, tiny_w4a16_verifier
 from transformers import AutoModelForCausalLM
 
 from specbench.errors import CheckpointError, ConfigError
-from specbench.pair import Pair, open_checkpoint
+from specbench.load import load_draft
+from specbench.models.blocks import rotary_table
+from specbench.pair import Pair, open_checkpoint, open_pair
 from specbench.verifier import NEEDED, load_verifier
 
 N_LAYERS = 8
@@ -170,6 +173,18 @@ def test_positions_past_the_trained_length_have_a_rotary_table(tmp_path):
     run(native, tokens[:, :8], cache)
     late, _ = run(native, tokens[:, 8:], cache, 8)
     assert close(late, theirs(tokens).logits[:, 8:])
+
+
+def test_a_rotary_table_grows_in_strides(tiny, tmp_path, monkeypatch):
+    pair = open_pair(tiny_verifier(tmp_path / "v", max_position_embeddings=8), tiny["draft"])
+    short = load_draft(pair, device="cpu")
+    short.config = replace(short.config, max_position_embeddings=8)
+    for module, name in ((load_verifier(pair, device="cpu"), "decoder"), (short, "eagle3")):
+        made = []
+        monkeypatch.setattr(f"specbench.models.{name}.rotary_table", lambda *args, made=made: made.append(args) or rotary_table(*args))
+        for i in range(200):
+            module.step(torch.tensor([[i]]), i + 1)
+        assert len(made) < 12
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
