@@ -52,6 +52,8 @@ def aux_layers(q: Question) -> list[Setting]:
 
 def _reads(q: Question, key: str) -> bool:
     rule = q.policy.rule("aux_layers")
+    if rule == "first-is-1":
+        return "." in key
     return rule != "default" and not (rule == "top-level-unshifted" and "." in key)
 
 

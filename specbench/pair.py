@@ -92,6 +92,8 @@ def open_pair(
     """
     config = parse_speculative_config(speculative_config)
     draft = config.model if draft is None else draft
+    if draft_revision is not None and config.revision not in (None, draft_revision):
+        raise ConfigError(f"draft_revision is {draft_revision!r}, and revision in speculative_config {config.revision!r}; name one of them")
     draft_revision = config.revision if draft_revision is None else draft_revision
     draft_load_config = config.draft_load_config if draft_load_config is None else draft_load_config
     if not draft or str(draft) == str(verifier):

@@ -21,7 +21,8 @@ class Policy:
     edge_quantization: the same for `fc` and `lm_head`.
     layer_count: "tensors" counts stored layers, "one" builds one, "config" believes num_hidden_layers.
     aux_layers: how `eagle_aux_hidden_state_layer_ids` is read: "draft" in its family's convention; "config-unshifted" as layer inputs
-    whoever wrote it; "top-level-unshifted" the same but not where it is nested; "first-is-1" as layer outputs exactly if the first id is 1;
+    whoever wrote it; "top-level-unshifted" the same but not where it is nested; "first-is-1" only where it is nested, as layer outputs
+    exactly if the first id is 1;
     "default" not at all. Without ids: (2, n // 2, n - 3).
     embed_tokens: "draft" prefers the draft's own embedding and borrows the verifier's only where it has none; "verifier-if-same-shape"
     takes the verifier's whenever the shapes agree, even over a trained one; "verifier-unless-target-hidden-size" looks at that config key
@@ -252,7 +253,7 @@ POLICIES: dict[str, Policy] = {
             checks="none",
             evidence={
                 "layer_quantization": "server_args: the draft's section wins over a copied --quantization; detected ones are not copied",
-                "aux_layers": "PR 25454 (May 2026): +1 only if the first id is 1; before, always +1",
+                "aux_layers": "llama_eagle3.py reads eagle_config's ids alone; PR 25454 (May 2026): +1 only if the first is 1",
                 "norm_before_residual": "llama_eagle3.py of the versions read ignores the key",
                 "checks": "llama_eagle3.py load_weights skips names without a parameter, and misses missing ones",
             },
