@@ -113,7 +113,7 @@ class Decoder(nn.Module):
     def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
         """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query."""
         if self.rotary is None or self.rotary.shape[1] < limit:
-            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more: one token at a time must not rebuild it each time
+            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
             self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
         return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])
 

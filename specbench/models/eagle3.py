@@ -154,7 +154,7 @@ class Eagle3(nn.Module):
         does.
         """
         if self.rotary is None or self.rotary.shape[1] < limit:
-            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more: one token at a time must not rebuild it each time
+            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
             self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
         return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])
 
