@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError, CheckpointKeyError, CheckpointShapeError
 from ..quant.linear import Linear
-from .files import DTYPES, TensorInfo, read_into, same_shape
+from .files import DTYPES, TensorInfo, fits_directly, read_blocks, read_into, same_shape
 
 Stored = TensorInfo | Tensor
 
@@ -121,8 +121,7 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Stored]], where: str, c
 
     def copy(job: tuple[str, Stored, Tensor, bool]) -> bool:
         name, item, out, last = job
-        _copy(name, item, out)
-        if checks == "strict" and not finite(out):
+        if not _copy(name, item, out, checks == "strict"):
             stored = DTYPES[item.dtype] if isinstance(item, TensorInfo) else item.dtype
             cast = "" if out.dtype == stored else f", or {_short(stored)} values that {_short(out.dtype)} cannot hold"
             raise CheckpointError(f"{where}: {name} holds values that are not finite (the file is damaged{cast})")
@@ -147,7 +146,7 @@ def _destinations(module: nn.Module, tensors: Iterable[tuple[str, Stored]], wher
 
 
 def _pieces(name: str, item: Stored, out: Tensor) -> Iterator[tuple[str, Stored, Tensor, bool]]:
-    """`item` cut into blocks of rows: what is checked is still in cache, temporaries stay small, and threads share a large tensor."""
+    """`item` cut into blocks of rows, so that temporaries stay small and threads share a large tensor."""
     shape, size = tuple(item.shape), item.end - item.begin if isinstance(item, TensorInfo) else item.nbytes
     if size <= PIECE or shape != tuple(out.shape) or (isinstance(item, TensorInfo) and item.pickled):
         yield name, item, out, True
@@ -164,13 +163,20 @@ def _pieces(name: str, item: Stored, out: Tensor) -> Iterator[tuple[str, Stored,
         yield name, part, out.narrow(0, start, count), start + count == shape[0]
 
 
-def _copy(name: str, item: Stored, out: Tensor) -> None:
+def _copy(name: str, item: Stored, out: Tensor, check: bool) -> bool:
+    """Fill `out`; whether all of it is finite, where `check` asks."""
     if isinstance(item, TensorInfo):
+        if fits_directly(item, out) and item.shape == out.shape:
+            good = True
+            for block in read_blocks(item, out):
+                good = good and (not check or finite(block))
+            return good
         read_into(item, out)
-        return
+        return not check or finite(out)
     if not same_shape(tuple(item.shape), tuple(out.shape)):
         raise CheckpointShapeError(f"{name} is {list(item.shape)}; its place is {list(out.shape)}")
     out.copy_(item.view(out.shape))
+    return not check or finite(out)
 
 
 def _shards(module: nn.Module, parameter: str) -> list[int | None]:
@@ -194,7 +200,7 @@ BITS = {
     torch.float8_e4m3fn: (1, 0x7F), torch.float8_e5m2: (1, 0x7C),
 }  # fmt: skip
 BLOCK = 1 << 18  # values
-PIECE = 4 << 20  # bytes
+PIECE = 32 << 20  # bytes
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -209,7 +215,7 @@ def finite(tensor: Tensor) -> bool:
     """Whether no value is NaN or infinite.
 
     Not by `isfinite`, which is slow and makes temporaries: a value whose exponent bits are all set is, as an integer, above every finite
-    one of its sign, so that two integer maxima decide, block by block while the block is in cache.
+    one of its sign, so that two integer maxima decide.
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
