@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .formats import expand, layout
-from .kernels import Inputs, Kernel, fp8_kernel, select_kernel
+from .kernels import Inputs, Kernel, few_rows, fits_few_rows, fp8_kernel, select_kernel
 from .scheme import Scheme
 
 
@@ -125,7 +125,9 @@ class Linear(nn.Module):
         """x: [..., in]; returns [..., out]."""
         if self.kernel is None:
             # As rows: for a slice of a [B, n, in] tensor, F.linear would take a batched product that copies the whole weight.
-            return F.linear(x.reshape(-1, self.in_features), self.weight, self.bias).view(*x.shape[:-1], -1)
+            rows = x.reshape(-1, self.in_features)
+            out = few_rows(rows, self.weight) if self.bias is None and fits_few_rows(rows) else F.linear(rows, self.weight, self.bias)
+            return out.view(*x.shape[:-1], -1)
         out = self.kernel(x)
         return out if self.bias is None else out + self.bias
 
