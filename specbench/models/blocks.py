@@ -14,7 +14,6 @@ from ..checkpoint.rope import Rope
 from ..quant.linear import Linear
 from .cache import LayerCache, Step
 
-
 FEW_ROWS = 16  # up to here calls cost more than arithmetic
 
 

@@ -129,9 +129,7 @@ class Eagle3(nn.Module):
         norms = [RMSNorm(config.target_hidden_size, eps, dtype) for _ in range(config.num_aux_layers)]
         self.fc_norm = nn.ModuleList(norms) if config.fc_input_norm == "each" else None
         self.fc = Linear("fc", fused, (hidden,), edge_scheme("fc"), dtype, config.fc_bias) if config.use_fc else None
-        self.layers = nn.ModuleList(
-            Eagle3Layer(config, i, partial(layer_scheme, i), dtype) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(Eagle3Layer(config, i, partial(layer_scheme, i), dtype) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(hidden, eps, dtype)
         self.lm_head = Linear("lm_head", hidden, (config.draft_vocab_size,), edge_scheme("lm_head"), dtype)
         self.d2t = nn.Parameter(torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta"), requires_grad=False)
