@@ -1,0 +1,29 @@
+"""The README's figures are those of the committed reference run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAIRS = json.loads((ROOT / "data/results/headline.json").read_text())["figures"]
+
+
+@pytest.mark.parametrize("name", ["w4a16", "bf16"])
+def test_acceptance_and_speedup(name: str) -> None:
+    figures = PAIRS[name]
+    assert figures["num_failed"] == 0 and figures["k"] == figures["best_k"] == 3
+    assert f"{figures['mean_acceptance_length']['estimate']:.2f} tokens" in README
+    assert f"{figures['best_speedup']['estimate']:.2f} times" in README
+
+
+def test_the_baseline() -> None:
+    assert f"{PAIRS['w4a16']['k0_over_transformers']:.2f} times transformers' `generate`" in README
+
+
+def test_the_figure_is_there() -> None:
+    assert "data/results/speedup.png" in README
+    assert (ROOT / "data/results/speedup.png").is_file() and (ROOT / "data/results/speedup.svg").is_file()
