@@ -6,13 +6,15 @@ belongs to, where weights came from, or how they are quantized (a `Linear` hides
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..checkpoint.rope import Rope
 from ..quant.linear import Linear
-from .cache import LayerCache, Step
+from .cache import Cache, LayerCache, Step
 
 FEW_ROWS = 16  # up to here calls cost more than arithmetic
 
@@ -126,3 +128,36 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, -1)
         return self.down_proj(F.silu(gate) * up)
+
+
+class Placed(nn.Module):
+    """What a model of several layers over caches knows about place: its caches, and the rotary table of its own settings."""
+
+    config: Any  # sizes by their transformers names, and `rope`
+    norm: RMSNorm
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+        self.kv_cache_dtype: torch.dtype | None = None  # what keys and values are rounded to; None keeps the compute dtype
+        self.rotary: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    def new_cache(self, length: int, batch: int = 1) -> Cache:
+        """A cache of `length` slots for `batch` sequences, in the model's dtype."""
+        c = self.config
+        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
+
+    def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
+        """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query.
+
+        The rotary table reaches past max_position_embeddings where it must, as vLLM's since 0.28: a draft's own may be far below its
+        verifier's.
+        """
+        if self.rotary is None or self.rotary.shape[1] < limit:
+            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
+            self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
+        return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])

@@ -17,7 +17,7 @@ from ..checkpoint.rope import Rope
 from ..errors import ConfigError
 from ..quant.linear import Linear
 from ..quant.scheme import Scheme
-from .blocks import MLP, Attention, RMSNorm, rotary_table
+from .blocks import MLP, Attention, Placed, RMSNorm
 from .cache import Cache, Step
 
 SchemeOf = Callable[[str], Scheme | None]
@@ -79,7 +79,7 @@ class Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(nn.Module):
+class Decoder(Placed):
     """Embedding, layers, final norm and head.
 
     Args:
@@ -89,8 +89,8 @@ class Decoder(nn.Module):
     """
 
     def __init__(self, config: DecoderConfig, scheme_of: SchemeOf, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.config, self.dtype = config, dtype
+        super().__init__(dtype)
+        self.config = config
         # from_pretrained: drawing initial values, even on the meta device, would import torch.compile (seconds)
         self.embed_tokens = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.hidden_size, device="meta", dtype=dtype))
         self.layers = nn.ModuleList(Layer(config, f"model.layers.{i}", scheme_of, dtype) for i in range(config.num_hidden_layers))
@@ -98,24 +98,6 @@ class Decoder(nn.Module):
         self.lm_head = Linear("lm_head", config.hidden_size, (config.vocab_size,), scheme_of("lm_head"), dtype)
         self.eos_ids: frozenset[int] = frozenset()
         self.folder: Path | None = None  # where it was loaded from; a tokenizer may lie there
-        self.kv_cache_dtype: torch.dtype | None = None  # what keys and values are rounded to; None keeps the compute dtype
-        self.rotary: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.embed_tokens.weight.device
-
-    def new_cache(self, length: int, batch: int = 1) -> Cache:
-        """A cache of `length` slots for `batch` sequences, in the model's dtype."""
-        c = self.config
-        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
-
-    def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
-        """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query."""
-        if self.rotary is None or self.rotary.shape[1] < limit:
-            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
-            self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
-        return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])
 
     def forward(self, tokens: Tensor, step: Step, cache: Cache, aux_layers: tuple[int, ...] = ()) -> tuple[Tensor, Tensor | None]:
         """Run `tokens` [B, n] and write their keys and values.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..checkpoint.rope import Rope
 from ..quant.linear import Linear
 from ..quant.scheme import Scheme
-from .blocks import MLP, Attention, RMSNorm, rotary_table
+from .blocks import MLP, Attention, Placed, RMSNorm
 from .cache import Cache, Step
 
 
@@ -102,7 +102,7 @@ class Eagle3Layer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Eagle3(nn.Module):
+class Eagle3(Placed):
     """An EAGLE-3 draft.
 
     Args:
@@ -119,8 +119,8 @@ class Eagle3(nn.Module):
         edge_scheme: Callable[[str], Scheme | None],
         dtype: torch.dtype,
     ) -> None:
-        super().__init__()
-        self.config, self.dtype = config, dtype
+        super().__init__(dtype)
+        self.config = config
         hidden, fused = config.hidden_size, config.num_aux_layers * config.target_hidden_size
         eps = config.rms_norm_eps
         # from_pretrained: drawing initial values, even on the meta device, would import torch.compile (seconds)
@@ -135,26 +135,6 @@ class Eagle3(nn.Module):
         self.d2t = nn.Parameter(torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta"), requires_grad=False)
         self.unproposable: Tensor | None = None  # bool [draft_vocab]: ids that the verifier's tokenizer does not have
         self.aux_layers: tuple[int, ...] = ()  # which verifier states it reads; set by the plan
-        self.kv_cache_dtype: torch.dtype | None = None  # what keys and values are rounded to; None keeps the compute dtype
-        self.rotary: Tensor | None = None
-
-    @property
-    def device(self) -> torch.device:
-        return self.norm.weight.device
-
-    def new_cache(self, length: int, batch: int = 1) -> Cache:
-        """A cache of `length` slots for `batch` sequences, in the draft's dtype."""
-        c = self.config
-        return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
-
-    def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
-        """Place of the next pairs (see `Decoder.step`). The table reaches past the draft's own max_position_embeddings, as vLLM 0.28
-        does.
-        """
-        if self.rotary is None or self.rotary.shape[1] < limit:
-            length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
-            self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
-        return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])
 
     def fuse(self, aux: Tensor) -> Tensor:
         """Auxiliary states [B, n, K * target_hidden] of the verifier to [B, n, hidden]."""
