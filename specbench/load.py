@@ -6,6 +6,7 @@ the meta device, then filled straight from the files, shard by shard.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,8 @@ from .pair import Pair, read_with
 from .plan import Plan, resolve
 from .policies import Policy, get_policy
 from .quant.scheme import Scheme, parse_quantization
+
+ALIKE = 0.5  # mean cosine of embedding rows below which a draft's embedding is warned of; trained copies stay near 1, random ones near 0
 
 
 @torch.inference_mode(False)  # inference tensors could not be filled from other threads
@@ -120,6 +123,8 @@ def _layer_prefixes(plan: Plan, index: int) -> list[str]:
 
 def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> None:
     """Take the verifier's embedding and head where the plan says so: the loaded modules themselves, else read from its file."""
+    if plan["embed_tokens"] == "draft" and verifier is not None:
+        _compare_embeddings(model, verifier, pair)
     if plan["embed_tokens"] == "verifier":
         if verifier is not None:
             model.embed_tokens = verifier.embed_tokens
@@ -135,6 +140,21 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
         if verifier is None:
             raise ConfigError(f"draft {pair.draft.name} has no lm_head and borrows the verifier's; pass the loaded verifier (verifier=...)")
         model.lm_head = verifier.lm_head
+
+
+def _compare_embeddings(model: Eagle3, verifier: Decoder, pair: Pair) -> None:
+    """Warn of an embedding that has little to do with the verifier's: an exporter that rebuilt it may have saved random values."""
+    own, other = model.embed_tokens.weight, verifier.embed_tokens.weight
+    if own.shape != other.shape:
+        return
+    rows = torch.linspace(0, own.shape[0] - 1, min(512, own.shape[0]), device=own.device).long()
+    cosine = float(torch.nn.functional.cosine_similarity(own[rows].float(), other[rows].to(own.device).float(), dim=-1).mean())
+    if cosine < ALIKE:
+        warnings.warn(
+            f"draft {pair.draft.name}: rows of its embed_tokens have a mean cosine of {cosine:.2f} with the verifier's; untrained? "
+            "The verifier's is taken with overrides={'embed_tokens': 'verifier'}",
+            stacklevel=3,
+        )
 
 
 def _read_verifier(pair: Pair, name: str, out: torch.Tensor) -> None:

@@ -98,7 +98,9 @@ def test_b005_own_embedding_or_the_verifiers(verifier: Path, tmp_path: Path) -> 
     pair = sb.open_pair(verifier, folder)
     assert sb.resolve(pair)["embed_tokens"] == "draft"
     assert sb.resolve(pair, overrides={"embed_tokens": "verifier"})["embed_tokens"] == "verifier"
-    own, borrowed = logits(verifier, folder), logits(verifier, folder, overrides={"embed_tokens": "verifier"})
+    with pytest.warns(UserWarning, match="mean cosine of"):
+        own = logits(verifier, folder)
+    borrowed = logits(verifier, folder, overrides={"embed_tokens": "verifier"})
     assert not torch.equal(own, borrowed)
     assert lossless(verifier, folder).token_ids == lossless(verifier, folder, overrides={"embed_tokens": "verifier"}).token_ids
 
@@ -330,6 +332,24 @@ def test_b041_packed_tensors_without_a_section_are_refused(tmp_path: Path) -> No
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=r"(?s)unexpected.*weight_packed.*missing"):
         sb.load_verifier(sb.open_pair(folder, draft(tmp_path / "d")))
+
+
+def test_b046_the_drafts_own_load_settings(verifier: Path, tmp_path: Path) -> None:
+    tensors = canonical_tensors(Shape()) | {"fc.weight": torch.full((64, 192), 0.5)}
+    folder = draft(tmp_path / "d", {}, None, tensors)
+    pair = sb.open_pair(verifier, folder, load_config={"load_format": "dummy"}, draft_load_config={"load_format": "safetensors"})
+    assert bool((sb.load_draft(pair).fc.weight == 0.5).all())
+    unset = sb.open_pair(verifier, folder, load_config={"load_format": "dummy"})
+    assert "inherited" in sb.resolve(unset).settings["load_format"].note
+    assert not bool((sb.load_draft(unset).fc.weight == 0.5).any())
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_b048_tensor_parallel_drafts_are_refused(verifier: Path, tmp_path: Path, size: int) -> None:
+    folder = draft(tmp_path / "d")
+    sb.open_pair(verifier, speculative_config={"model": str(folder), "draft_tensor_parallel_size": 1})
+    with pytest.raises(ConfigError, match=f"draft_tensor_parallel_size.*{size}"):
+        sb.open_pair(verifier, speculative_config={"model": str(folder), "draft_tensor_parallel_size": size})
 
 
 def test_b049_a_draft_with_a_short_rotary_table(verifier: Path, tmp_path: Path) -> None:
