@@ -250,7 +250,8 @@ def _stack(ax: Axes, place: float, row: Any, labelled: bool) -> None:
 def _label_speedups(ax: Axes, series: Series, x: pd.Series[float], above: bool) -> None:
     """Write each point's speedup over k=0 beyond its interval."""
     edge = series.rows[f"decode_tokens_per_second_{'high' if above else 'low'}"].fillna(series.rows.decode_tokens_per_second)
-    place: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom" if above else "top", "fontsize": 10}
+    backing = {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}  # legible across a baseline
+    place: Any = {"textcoords": "offset points", "ha": "center", "va": "bottom" if above else "top", "fontsize": 10, "bbox": backing}
     for at, y, k, factor in zip(x, edge, series.rows.k, series.rows.speedup, strict=True):
         if k > 0 and factor == factor:
             ax.annotate(f"{factor:.2f}\u00d7", (at, y), (0, 5 if above else -5), color=series.colour, **place)
