@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # Smaller than the notebooks' own defaults: all four together take some minutes on two cores.
 PARAMETERS: dict[str, dict[str, Any]] = {
     "01_reproduce_keyerror": {},
-    "02_apply_the_fix": {"max_new_tokens": 64},
+    "02_apply_the_fix": {"max_new_tokens": 48},
     "04_acceptance": {"prompts_per_category": 1, "max_new_tokens": 64, "formats": []},
-    "05_throughput": {"prompts_per_category": 1, "max_new_tokens": 64, "formats": []},
+    "05_throughput": {"prompts_per_category": 1, "max_new_tokens": 64, "repeats": 1, "formats": []},
 }
 
 
