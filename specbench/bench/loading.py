@@ -32,7 +32,8 @@ from ..errors import SpecbenchError
 
 ROOT = Path(__file__).resolve().parents[2]
 MEMORY_TARGET, SPEED_TARGET = 1.2, 0.6
-STEP = 256  # hidden sizes are multiples of it
+STEP = 128  # hidden sizes are multiples of it: heads of 128
+LAYERS, VOCAB, DRAFT_WIDTH = 6, 8, 8  # of the verifier; rows of embeddings and of the draft's MLP in hidden sizes. Both models: 50 hidden^2
 BUFFER = 1 << 20
 
 
@@ -41,41 +42,40 @@ class LoadingError(SpecbenchError, RuntimeError):
 
 
 def write_pair(folder: Path, gigabytes: float) -> tuple[Path, Path]:
-    """A verifier of two layers and a draft of one, bf16, each of at least `gigabytes` (10^9 bytes), with random weights."""
-    hidden = next(h for h in range(STEP, 100 * STEP, STEP) if _bytes(_draft_shapes(h)) >= gigabytes * 1e9)
+    """A verifier and a draft, bf16, each of at least `gigabytes` (10^9 bytes), with random weights: wide and shallow."""
+    hidden = next(h for h in range(STEP, 1000 * STEP, STEP) if _bytes(_draft_shapes(h)) >= gigabytes * 1e9)
     layer = {
-        "model_type": "llama", "hidden_size": hidden, "intermediate_size": 3 * hidden, "num_attention_heads": hidden // 128,
-        "num_key_value_heads": hidden // 128, "head_dim": 128, "vocab_size": 8 * hidden, "max_position_embeddings": 2048,
+        "model_type": "llama", "hidden_size": hidden, "intermediate_size": DRAFT_WIDTH * hidden, "num_attention_heads": hidden // 128,
+        "num_key_value_heads": hidden // 128, "head_dim": 128, "vocab_size": VOCAB * hidden, "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
     }  # fmt: skip
-    shapes = _verifier_shapes(hidden)
-    layers = max(8, math.ceil((gigabytes * 1e9 - _bytes(shapes)) / _bytes(_layer_shapes(hidden, hidden))))  # 8: three distinct aux layers
-    for i in range(layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in _layer_shapes(hidden, hidden).items()}
-    verifier = {**layer, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers, "dtype": "bfloat16", "eos_token_id": 2}
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB * hidden, hidden), "model.norm.weight": (hidden,)}
+    for i in range(LAYERS):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in _layer_shapes(hidden, hidden, hidden).items()}
+    verifier = {
+        **layer, "architectures": ["LlamaForCausalLM"], "num_hidden_layers": LAYERS, "intermediate_size": hidden, "dtype": "bfloat16",
+        "tie_word_embeddings": True, "eos_token_id": 2,
+    }  # fmt: skip
     draft = {
-        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "draft_vocab_size": 8 * hidden, "dtype": "bfloat16",
+        "architectures": ["Eagle3DraftModel"], "speculators_model_type": "eagle3", "draft_vocab_size": VOCAB * hidden, "dtype": "bfloat16",
         "norm_before_residual": True, "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
         "transformer_layer_config": {**layer, "num_hidden_layers": 1},
     }  # fmt: skip
     return _write(folder / "verifier", verifier, shapes), _write(folder / "draft", draft, _draft_shapes(hidden))
 
 
-def _layer_shapes(hidden: int, inputs: int) -> dict[str, tuple[int, ...]]:
+def _layer_shapes(hidden: int, inputs: int, inner: int) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {f"self_attn.{name}_proj.weight": (hidden, inputs) for name in "qkv"}
-    shapes |= {"self_attn.o_proj.weight": (hidden, hidden), "mlp.down_proj.weight": (hidden, 3 * hidden)}
-    shapes |= {f"mlp.{name}_proj.weight": (3 * hidden, hidden) for name in ("gate", "up")}
+    shapes |= {"self_attn.o_proj.weight": (hidden, hidden), "mlp.down_proj.weight": (hidden, inner)}
+    shapes |= {f"mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
     return shapes | {f"{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
 
 
-def _verifier_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
-    return {"model.embed_tokens.weight": (8 * hidden, hidden), "model.norm.weight": (hidden,), "lm_head.weight": (8 * hidden, hidden)}
-
-
 def _draft_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {f"layers.0.{name}": shape for name, shape in _layer_shapes(hidden, 2 * hidden).items()}
+    layer = _layer_shapes(hidden, 2 * hidden, DRAFT_WIDTH * hidden)
+    shapes: dict[str, tuple[int, ...]] = {f"layers.0.{name}": shape for name, shape in layer.items()}
     shapes |= {"fc.weight": (hidden, 3 * hidden), "layers.0.hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
-    return shapes | {"lm_head.weight": (8 * hidden, hidden), "embed_tokens.weight": (8 * hidden, hidden)}
+    return shapes | {f"{name}.weight": (VOCAB * hidden, hidden) for name in ("lm_head", "embed_tokens")}
 
 
 def _bytes(shapes: Mapping[str, tuple[int, ...]]) -> int:

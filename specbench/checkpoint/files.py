@@ -27,7 +27,7 @@ DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
 HEADER_LIMIT = 100_000_000  # bytes; safetensors' own bound
-BLOCK = 1 << 20  # bytes of one read: what a core's cache holds
+BLOCK = 1 << 19  # bytes of one read: what a core's cache holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +197,14 @@ def fits_directly(info: TensorInfo, out: Tensor) -> bool:
     return out.device.type == "cpu" and out.dtype == DTYPES[info.dtype] and out.is_contiguous() and not info.pickled
 
 
-def read_blocks(info: TensorInfo, out: Tensor) -> Iterator[Tensor]:
-    """Fill `out`, which fits directly, and give each block (a flat view) as soon as it is read and while it lies in the cache.
+def read_blocks(info: TensorInfo, out: Tensor) -> Iterator[slice]:
+    """Fill `out`, which fits directly, and give each part (of its flat view) as soon as it is read and while it lies in the cache.
 
     Raises:
         CheckpointFileError: the file ends early.
     """
-    flat, size = out.detach().reshape(-1), out.dtype.itemsize
-    data: Any = flat.view(torch.uint8).numpy()
-    view = memoryview(data)
+    data: Any = out.detach().reshape(-1).view(torch.uint8).numpy()
+    view, size = memoryview(data), out.dtype.itemsize
     with info.file.open("rb", buffering=0) as file:
         for start in range(0, len(view), BLOCK):
             offset, end = start, min(start + BLOCK, len(view))
@@ -214,7 +213,7 @@ def read_blocks(info: TensorInfo, out: Tensor) -> Iterator[Tensor]:
                 if count == 0:
                     raise CheckpointFileError(f"{info.file} ended while {info.name!r} was read; fetch it again")
                 offset += count
-            yield flat[start // size : end // size]
+            yield slice(start // size, end // size)
 
 
 def same_shape(stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:

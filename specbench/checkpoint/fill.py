@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -167,10 +168,10 @@ def _copy(name: str, item: Stored, out: Tensor, check: bool) -> bool:
     """Fill `out`; whether all of it is finite, where `check` asks."""
     if isinstance(item, TensorInfo):
         if fits_directly(item, out) and item.shape == out.shape:
-            good = True
-            for block in read_blocks(item, out):
-                good = good and (not check or finite(block))
-            return good
+            good, bits = True, _bits(out) if check else None
+            for part in read_blocks(item, out):
+                good = good and (bits is None or _all_finite(*bits, part))
+            return good and (not check or bits is not None or finite(out))
         read_into(item, out)
         return not check or finite(out)
     if not same_shape(tuple(item.shape), tuple(out.shape)):
@@ -219,17 +220,25 @@ def finite(tensor: Tensor) -> bool:
     """
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype not in BITS:
+    bits = _bits(tensor)
+    if bits is None:
         low, high = (tensor.float() if tensor.dtype.itemsize == 1 else tensor).aminmax()
         return bool(torch.isfinite(low) & torch.isfinite(high))
+    return all(_all_finite(*bits, slice(start, start + BLOCK)) for start in range(0, tensor.numel(), BLOCK))
+
+
+def _bits(tensor: Tensor) -> tuple[Any, int] | None:
+    """The flat tensor as signed integers, and the smallest that is no finite value; None where it cannot be seen so."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.dtype not in BITS:
+        return None
     integer, smallest = BITS[tensor.dtype]
-    positive = tensor.reshape(-1).view(torch.uint8).numpy().view(f"i{integer}")
-    negative, sign = positive.view(f"u{integer}"), 1 << (8 * integer - 1)
-    for start in range(0, len(positive), BLOCK):
-        part = slice(start, start + BLOCK)
-        if positive[part].max() >= smallest or negative[part].max() >= sign + smallest:
-            return False
-    return True
+    return tensor.detach().reshape(-1).view(torch.uint8).numpy().view(f"i{integer}"), smallest
+
+
+def _all_finite(bits: Any, smallest: int, part: slice) -> bool:
+    signed = bits[part]
+    unsigned = signed.view(f"u{bits.itemsize}")
+    return bool(signed.max() < smallest and unsigned.max() < smallest + (1 << (8 * bits.itemsize - 1)))
 
 
 def first_part(module: str) -> str:
