@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from dataclasses import dataclass
 
 import pytest
 import torch
 from planted import planted_pair
+from proposers import AUX, Fixed, Oracle, Steered, Untouchable, Watched, greedy, prompts, text
 from tiny import tiny_draft, tiny_verifier, tiny_w4a16_verifier, verifier_config, verifier_tensors, write
 
 import specbench as sb
@@ -20,7 +19,7 @@ from specbench.decode.verify import accept
 from specbench.errors import ConfigError
 from specbench.quant.kernels import cpu_int4_layout
 
-AUX, KS = (2, 4, 5), (1, 2, 4, 7)
+KS = (1, 2, 4, 7)
 
 
 def load_verifier(folder, draft, **options):
@@ -35,103 +34,6 @@ def verifier(tiny):
 @pytest.fixture(scope="module")
 def draft(tiny, verifier):
     return sb.load_draft(sb.open_pair(tiny["verifier"], tiny["draft"]), device="cpu", verifier=verifier)
-
-
-@torch.inference_mode()
-def read(verifier, tokens, aux=()):
-    """Logits [n, vocab] and auxiliary states of a text, in one fresh pass."""
-    n = len(tokens)
-    hidden, states = verifier(torch.tensor([tokens]), verifier.step(torch.arange(n)[None], n), verifier.new_cache(n), aux)
-    return verifier.lm_head(hidden)[0], states
-
-
-def greedy(verifier, prompt, count):
-    """Greedy decoding without a cache or a loop of ours: the whole text is read again for every token."""
-    tokens = list(prompt)
-    for _ in range(count):
-        tokens.append(int(read(verifier, tokens)[0][-1].argmax()))
-    return tokens[len(prompt) :]
-
-
-def prompts(count, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return [torch.randint(3, 256, (int(torch.randint(1, 20, (1,), generator=g)),), generator=g).tolist() for _ in range(count)]
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt, what greedily follows it, the verifier's second choice at every place, and its states [1, n, K * hidden] over all of it."""
-
-    prompt: list[int]
-    tokens: list[int]
-    seconds: list[int]
-    aux: torch.Tensor
-
-
-def text(verifier, prompt, count):
-    tokens = greedy(verifier, prompt, count)
-    logits, aux = read(verifier, prompt + tokens, AUX)
-    scores = logits[len(prompt) - 1 : -1].scatter(1, torch.tensor(tokens)[:, None], float("-inf"))
-    return Text(prompt, tokens, scores.argmax(-1).tolist(), aux)
-
-
-class Oracle:
-    """Proposes what is known to follow; with `second` the verifier's second choices, with `luck` random ids now and then.
-
-    On the way it checks that the loop hands it every pair once, in order, with the states of the committed text.
-    """
-
-    def __init__(self, known, second=False, luck=1.0, seed=0, shift=0):
-        self.known, self.choices, self.luck, self.shift = known, known.seconds if second else known.tokens, luck, shift
-        self.random = torch.Generator().manual_seed(seed)
-        self.committed, self.asked = known.prompt[:1], []
-
-    def begin(self, length):
-        assert length >= len(self.known.prompt)
-
-    def extend(self, tokens, aux, start):
-        assert start == len(self.committed) - 1, "pairs follow one another without gap or overlap"
-        self.committed = self.committed + tokens[0].tolist()
-        assert self.committed == (self.known.prompt + self.known.tokens)[: len(self.committed)]
-        assert aux.shape[1] == tokens.shape[1]
-        assert torch.allclose(aux, self.known.aux[:, start : start + tokens.shape[1]], atol=1e-4), "states of rejected or shifted rows"
-
-    def propose(self, count):
-        self.asked.append(count)
-        place = len(self.committed) - len(self.known.prompt)
-        ahead = (self.choices[place:] + [0] * count)[:count]
-        unlucky = torch.rand(count, generator=self.random) >= self.luck
-        noise = torch.randint(0, 256, (count,), generator=self.random)
-        return torch.where(unlucky, noise, torch.tensor(ahead) + self.shift)[None]
-
-
-class Untouchable:
-    """A proposer that must not be called."""
-
-    def begin(self, length):
-        raise AssertionError("begin")
-
-    def extend(self, tokens, aux, start):
-        raise AssertionError("extend")
-
-    def propose(self, count):
-        raise AssertionError("propose")
-
-
-class Fixed:
-    """Proposes whatever it was given, again and again, and reads no states."""
-
-    def __init__(self, ids):
-        self.ids = ids
-
-    def begin(self, length):
-        pass
-
-    def extend(self, tokens, aux, start):
-        assert aux is None
-
-    def propose(self, count):
-        return torch.tensor([(self.ids * count)[:count]])
 
 
 def run(verifier, proposer, prompt, k, n=20, eos_ids=(), aux_layers=AUX):
@@ -318,40 +220,6 @@ def test_a_draft_with_a_shorter_length_than_the_prompt_proposes_the_same(tmp_pat
     assert out.accepted_per_round == reference.accepted_per_round
 
 
-class Watched(EagleChain):
-    """An EAGLE-3 chain that looks into both caches at the beginning of every round."""
-
-    def __init__(self, draft, verifier, prompt):
-        super().__init__(draft)
-        self.verifier, self.text, self.rounds = verifier, list(prompt[:1]), 0
-        self.caches = []
-        make = verifier.new_cache
-        verifier.new_cache = lambda *args: self.caches.append(make(*args)) or self.caches[-1]
-
-    def extend(self, tokens, aux, start):
-        super().extend(tokens, aux, start)
-        self.text += tokens[0].tolist()
-
-    def propose(self, count):
-        self.rounds += 1
-        n = len(self.text)  # committed; the last one is pending
-        fresh, aux = read(self.verifier, self.text, AUX)
-        cache = copy.deepcopy(self.caches[0])
-        for layer in cache.layers:
-            layer.kv[:, :, n - 1 :] = float("nan")  # whatever lies there must not be seen
-        positions = torch.tensor([[n - 1]])
-        hidden, _ = self.verifier(torch.tensor([self.text[-1:]]), self.verifier.step(positions, n), cache)
-        assert torch.allclose(self.verifier.lm_head(hidden)[0, -1], fresh[-1], atol=1e-4), "verifier cache"
-
-        clean = self.draft.new_cache(n)
-        step = self.draft.step(torch.arange(n - 1)[None], n - 1)
-        states = self.draft(torch.tensor([self.text[1:]]), self.draft.fuse(aux[:, :-1]), step, clean)
-        assert torch.allclose(self.hidden[0, -1], states[0, -1], atol=1e-4), "draft state"
-        for ours, theirs in zip(self.cache.layers, clean.layers, strict=True):
-            assert torch.allclose(ours.kv[:, :, : n - 1], theirs.kv[:, :, : n - 1], atol=1e-4), "draft cache"
-        return super().propose(count)
-
-
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_both_caches_hold_the_committed_text_in_every_round(planted, k):
     verifier, draft, references = planted
@@ -451,23 +319,6 @@ def test_packed_4_bit_weights_in_bf16_differ_at_near_ties_at_most(tiny, packed, 
         assert found.lossless, found
         parted += [] if found.identical else [found]
     print(f"k={k}: {len(parted)} of 4 outputs part, largest deficit {max((c.largest_deficit for c in parted), default=0.0):.3f} logits")
-
-
-class Steered:
-    """Proposes the tokens of a known output, whatever became of it."""
-
-    def __init__(self, reference):
-        self.reference, self.start = reference, len(reference.prompt_ids)
-
-    def begin(self, length):
-        pass
-
-    def extend(self, tokens, aux, start):
-        self.end = start + tokens.shape[1] + 1
-
-    def propose(self, count):
-        ahead = self.reference.token_ids[self.end - self.start :]
-        return torch.tensor([[*ahead, *[0] * count][:count]])
 
 
 def test_a_loop_that_accepts_second_choices_is_a_logic_error(verifier, varied, monkeypatch):
