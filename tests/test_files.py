@@ -287,3 +287,11 @@ def test_read_json_refuses_what_is_no_object(tmp_path, text, message):
         path.write_bytes(text.encode("latin-1"))
     with pytest.raises(CheckpointFileError, match=message):
         read_json(path)
+
+
+def test_a_tensor_that_the_index_forgot_is_not_dropped(tmp_path):
+    weight_map = two_shards(tmp_path)
+    write_index(tmp_path, {name: file for name, file in weight_map.items() if name != "b"} | {"a": "one.safetensors"})
+    assert list(read_headers(tmp_path)) == ["a", "c"], "its file is not named at all"
+    write_index(tmp_path, {name: file for name, file in weight_map.items() if name != "c"})
+    assert list(read_headers(tmp_path)) == ["a", "b", "c"]

@@ -125,7 +125,7 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
         if lying:
             name = lying[0]
             raise CheckpointFileError(f"{index} says that {weight_map[name]} holds {name!r}, but its header does not ({len(lying)} such)")
-        return {name: infos[name] for name in weight_map}
+        return infos  # also what a shard holds and the index does not name: every engine reads whole shards
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise CheckpointFileError(f"{folder} holds no *.safetensors file")

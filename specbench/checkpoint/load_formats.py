@@ -189,7 +189,7 @@ def _fastsafetensors(source: WeightSource) -> Iterator[tuple[str, Stored]]:
     package = _package("fastsafetensors", "fastsafetensors", "fastsafetensors")
     device = source.load_config.device or ("cuda:0" if torch.cuda.is_available() else "cpu")
     for file in source.files.files:
-        with package.fastsafe_open([str(file)], device=device, nogds=device == "cpu") as opened:
+        with package.fastsafe_open([str(file)], device=device, nogds=True) as opened:  # GPUDirect needs a driver of its own
             for name in opened.keys():
                 yield name, opened.get_tensor(name)
 
