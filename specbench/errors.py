@@ -19,6 +19,10 @@ class ConfigError(SpecbenchError, ValueError):
     """A configuration says something impossible, unknown or contradictory."""
 
 
+class DataError(SpecbenchError, ValueError):
+    """Prompts, counts or records are not what they must be, so no figure is made from them."""
+
+
 class CheckpointError(SpecbenchError, ValueError):
     """Stored tensors and what was to be read from them disagree."""
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .bench import DataError
 from .bench.summary import BY, per_position_rates, summarize
+from .errors import DataError
 from .plot_style import DARK, FORMAT_COLOURS, MARKERS, PART_COLOURS, SPARE_COLOURS, canvas, finish, save
 
 if TYPE_CHECKING:

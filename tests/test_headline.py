@@ -9,11 +9,12 @@ from planted import planted_pair
 from synthetic_rows import synthetic_table
 
 import specbench as sb
-from specbench.bench import DataError, headline
+from specbench.bench import headline
 from specbench.bench.load_cost import LoadCostError, draft_load_cost
 from specbench.bench.prompts import Prompt
 from specbench.bench.records import load_runs
 from specbench.bench.summary import summarize
+from specbench.errors import DataError
 
 PROMPTS = [Prompt(1, "math", ("What is 6 x 7?",)), Prompt(2, "writing", ("Write a line about rain.",))]
 OPTIONS = {"max_new_tokens": 16, "device": "cpu", "progress": False}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench.bench import DataError, metrics
+from specbench.bench import metrics
+from specbench.errors import DataError
 
 NAN = float("nan")
 

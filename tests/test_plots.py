@@ -11,10 +11,10 @@ import pytest
 from synthetic_rows import synthetic_rows, synthetic_table
 
 from specbench import plots
-from specbench.bench import DataError
 from specbench.bench.prompts import load_prompts, prompt_set_hash
 from specbench.bench.records import load_runs, to_frame, write_table
 from specbench.bench.summary import per_position_rates, summarize
+from specbench.errors import DataError
 from specbench.plot_style import FORMAT_COLOURS
 
 PROMPTS = load_prompts()[::4]

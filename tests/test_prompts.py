@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from specbench.bench import DataError
 from specbench.bench.prompts import Prompt, as_prompts, limit_per_category, load_prompts, prompt_set_hash
+from specbench.errors import DataError
 
 GOOD = {"question_id": 7, "category": "math", "turns": ["What is 6 times 7?", "And plus 1?"]}
 

@@ -9,9 +9,10 @@ import torch
 from safetensors.torch import save_file
 from synthetic_rows import synthetic_rows, synthetic_table
 
-from specbench.bench import DataError, records
+from specbench.bench import records
 from specbench.bench.prompts import load_prompts, prompt_set_hash
 from specbench.bench.provenance import describe_checkpoint, git_state, machine, provenance
+from specbench.errors import DataError
 from specbench.pair import open_checkpoint
 
 PROMPTS = load_prompts()[:3]

@@ -10,12 +10,11 @@ from transformers import AutoTokenizer
 
 import specbench as sb
 from specbench import text
-from specbench.bench import DataError
 from specbench.bench.prompts import Prompt, prompt_set_hash
 from specbench.bench.records import load_runs
 from specbench.bench.runner import WARM_UP_TOKENS, benchmark, conversation_ids, format_name, transformers_baseline
 from specbench.bench.summary import summarize
-from specbench.errors import CheckpointKeyError
+from specbench.errors import CheckpointKeyError, DataError
 
 PROMPTS = [Prompt(11, "math", ("What is 6 x 7?",)), Prompt(5, "writing", ("Write a line about rain.", "Now about snow."))]
 KS = (0, 1, 3)

@@ -6,10 +6,11 @@ import pandas as pd
 import pytest
 from synthetic_rows import synthetic_rows, synthetic_table
 
-from specbench.bench import DataError, metrics
+from specbench.bench import metrics
 from specbench.bench.prompts import load_prompts, prompt_set_hash
 from specbench.bench.records import Row, to_frame
 from specbench.bench.summary import BY, per_position_rates, summarize
+from specbench.errors import DataError
 
 PROMPTS = load_prompts()[::8]
 

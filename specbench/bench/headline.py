@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..errors import DataError
 from ..pair import Checkpoint, Pair
-from . import DataError
 from .load_cost import draft_load_cost
 from .prompts import Prompt, limit_per_category, load_prompts
 from .records import new_run

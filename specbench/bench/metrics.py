@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import DataError
+from ..errors import DataError
 
 Counts = Sequence[Sequence[int]]
 Array = np.ndarray[Any, np.dtype[Any]]

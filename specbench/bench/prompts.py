@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import DataError
+from ..errors import DataError
 
 SHIPPED = Path(__file__).resolve().parents[2] / "data" / "prompts"
 

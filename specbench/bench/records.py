@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import DataError
+from ..errors import DataError
 from .atomic import write_bytes, write_json
 
 if TYPE_CHECKING:

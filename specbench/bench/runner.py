@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SpecbenchError
+from ..errors import DataError, SpecbenchError
 from ..pair import Checkpoint, Pair, open_checkpoint
 from ..quant.scheme import Scheme, parse_quantization
-from . import DataError
 from .prompts import Prompt, as_prompts, prompt_set_hash
 from .provenance import provenance
 from .records import Recorder, Row, new_run

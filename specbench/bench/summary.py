@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from . import DataError, metrics
+from ..errors import DataError
+from . import metrics
 
 if TYPE_CHECKING:
     import pandas as pd
