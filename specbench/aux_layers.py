@@ -45,7 +45,9 @@ def aux_layers(q: Question) -> list[Setting]:
     if width is not None and len(setting.value) != width:
         raise q.fail(
             f"fc reads {width} states, but {len(setting.value)} ids {list(setting.value)} come from {setting.source}; set {KEY} in "
-            f"config.json, or override aux_layers"
+            f"config.json, or override aux_layers",
+            "aux-layers-count",
+            {"draft tensors: fc.weight": list(q.dialect.tensors["fc.weight"].shape), setting.source: list(setting.value)},
         )
     return [setting]
 
@@ -62,7 +64,11 @@ def _states(q: Question) -> int | None:
     if fc is None or len(fc.shape) != 2:
         return None
     if fc.shape[1] % target:
-        raise q.fail(f"fc.weight is {list(fc.shape)}; its width is expected to be a multiple of the verifier's hidden size {target}")
+        raise q.fail(
+            f"fc.weight is {list(fc.shape)}; its width is expected to be a multiple of the verifier's hidden size {target}",
+            "fc-width",
+            {"draft tensors: fc.weight": list(fc.shape), "verifier config.json: hidden_size": target},
+        )
     return fc.shape[1] // target
 
 
@@ -71,17 +77,25 @@ def _from_config(q: Question, ids: Any, key: str, n: int) -> Setting:
     shifted = [i + 1 for i in ids] if convention == "output" else list(ids)
     where = f"{key} {list(ids)} read as layer {convention}s ({why})"
     chosen = _checked(q, shifted, n, where, shift=int(convention == "output"))
-    return Setting("aux_layers", chosen, f"draft config.json: {key}", None, f"convention: {convention}; {why}", not sure)
+    return Setting(
+        "aux_layers",
+        chosen,
+        f"draft config.json: {key}",
+        None,
+        f"convention: {convention}; {why}",
+        not sure,
+        "" if sure else "aux-layers-ambiguous",
+    )
 
 
 def _convention(q: Question, ids: Any, key: str, n: int) -> tuple[str, str, bool]:
     """input or output, the reason, and whether it is certain."""
     if not isinstance(ids, list | tuple) or not ids or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise q.fail(f"{key} is {ids!r}; a list of layer ids is expected")
+        raise q.fail(f"{key} is {ids!r}; a list of layer ids is expected", "config-value", {q.said(key): ids})
     forced = q.overrides.get("aux_layer_convention")
     if forced is not None:
         if forced not in ("input", "output"):
-            raise q.fail(f"override aux_layer_convention is {forced!r}; 'input' or 'output' is expected")
+            raise q.fail(f"override aux_layer_convention is {forced!r}; 'input' or 'output' is expected", "config-value")
         return forced, "override", True
     rule = q.policy.rule("aux_layers")
     if rule in ("config-unshifted", "top-level-unshifted"):
@@ -104,7 +118,9 @@ def _convention(q: Question, ids: Any, key: str, n: int) -> tuple[str, str, bool
 def _default(q: Question, n: int, ignored: Any) -> Setting:
     default = _checked(q, (2, n // 2, n - 3), n, "the default (2, n // 2, n - 3)")
     if ignored is None:
-        return Setting("aux_layers", default, "default (2, n // 2, n - 3)", None, f"guessed: config.json has no {KEY}", True)
+        return Setting(
+            "aux_layers", default, "default (2, n // 2, n - 3)", None, f"guessed: config.json has no {KEY}", True, "aux-layers-guessed"
+        )
     return Setting(
         "aux_layers",
         default,
@@ -112,6 +128,7 @@ def _default(q: Question, n: int, ignored: Any) -> Setting:
         None,
         f"config.json says {ignored}, which policy {q.policy.name} never reads",
         True,
+        "aux-layers-moved",
     )
 
 
@@ -119,9 +136,10 @@ def _checked(q: Question, ids: Any, n: int, where: str, shift: int = 0) -> tuple
     """`ids` (already in the input convention) within [shift, n], distinct and ascending; messages speak in the file's own numbers."""
     ids = tuple(int(i) for i in ids)
     written, valid = [i - shift for i in ids], f"0..{n - shift}"
+    said = {f"draft: {where}": written, "verifier config.json: num_hidden_layers": n}
     outside = [i - shift for i in ids if not shift <= i <= n]
     if outside:
-        raise q.fail(f"{where}: {written} beside {n} layers: {outside} lie outside {valid}")
+        raise q.fail(f"{where}: {written} beside {n} layers: {outside} lie outside {valid}", "aux-layers-range", said)
     if any(a >= b for a, b in zip(ids, ids[1:], strict=False)):
-        raise q.fail(f"{where}: {written} beside {n} layers: distinct ascending ids in {valid} are expected")
+        raise q.fail(f"{where}: {written} beside {n} layers: distinct ascending ids in {valid} are expected", "aux-layers-range", said)
     return ids

@@ -7,9 +7,20 @@ written for `KeyError`, `ValueError` or `OSError` keeps working.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class SpecbenchError(Exception):
-    """Root of every error that specbench raises on purpose."""
+    """Root of every error that specbench raises on purpose.
+
+    code: what went wrong, as the doctor calls it ("fc-width"); "" where it has no page. evidence: place ("draft config.json:
+    hidden_size") -> the value that was found there.
+    """
+
+    def __init__(self, *args: Any, code: str = "", evidence: Mapping[str, Any] | None = None) -> None:
+        super().__init__(*args)
+        self.code, self.evidence = code, dict(evidence or {})
 
     def __str__(self) -> str:  # KeyError would show repr(args[0]), which hides line breaks
         return str(self.args[0]) if self.args else ""
@@ -31,7 +42,7 @@ class CheckpointKeyError(SpecbenchError, KeyError):
     """A stored tensor finds no parameter; `args[0]` is exactly the parameter name that was looked up, as upstream."""
 
     def __init__(self, name: str, *, tensor: str, module_parameters: tuple[str, ...], source: str) -> None:
-        super().__init__(name)
+        super().__init__(name, code="tensors-unexpected")
         self.name = name
         self.tensor = tensor
         self.module_parameters = module_parameters

@@ -100,7 +100,9 @@ def open_pair(
         raise ConfigError(
             f"draft is {str(draft)!r} and verifier is {str(verifier)!r}: an EAGLE-3 draft is a checkpoint of its own, with fc.weight and "
             f"one "
-            "or more decoder layers that read 2 x hidden"
+            "or more decoder layers that read 2 x hidden",
+            code="no-draft",
+            evidence={"draft": draft, "verifier": verifier},
         )
     verifier_load = parse_load_config(load_config)
     draft_load = None if draft_load_config is None else parse_load_config(draft_load_config, "draft_load_config")
@@ -174,7 +176,8 @@ def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str
     for key in ("quantization_config", "compression_config"):
         section = config.get(key)
         if section is not None and not isinstance(section, dict):
-            raise ConfigError(f"{folder / 'config.json'}: {key} is {section!r}, not an object")
+            said = {f"config.json: {key}": repr(section)[:80]}
+            raise ConfigError(f"{folder / 'config.json'}: {key} is {section!r}, not an object", code="config-value", evidence=said)
         if section:
             return section, f"config.json: {key}"
     if (folder / "hf_quant_config.json").is_file():

@@ -17,7 +17,8 @@ from .errors import ConfigError
 from .load_settings import load_settings
 from .pair import Checkpoint, Pair
 from .policies import Policy, get_policy
-from .settings import QUANTIZED_LEAVES, Question, Setting, fusion, layers, residual, rope, sizes, vocabulary
+from .settings import QUANTIZED_LEAVES, Question, Setting, fusion, layers, residual, rope, sizes
+from .vocabulary import vocabulary
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -119,7 +120,9 @@ def _family(q: Question) -> Setting:
     notes = [*q.dialect.notes]
     if q.dialect.ignored:
         notes.append(f"not read: {', '.join(q.dialect.ignored)}")
-    return Setting("family", q.dialect.family.name, "draft tensors and config.json", None, "; ".join(notes), bool(q.dialect.notes))
+    named = bool(q.dialect.notes)
+    code = "architecture-unknown" if named else "unread-tensors"
+    return Setting("family", q.dialect.family.name, "draft tensors and config.json", None, "; ".join(notes), named, code)
 
 
 def _quantization(q: Question) -> list[Setting]:
@@ -131,15 +134,22 @@ def _quantization(q: Question) -> list[Setting]:
         if evidence:
             raise q.fail(
                 f"quantization 'none' was asked for, but the file holds packed or scaled tensors ({evidence[0]} and {len(evidence) - 1} "
-                f"more)"
+                f"more)",
+                "quantization-request",
+                {"speculative_config: quantization": "none", f"draft tensors: {evidence[0]}": "stored"},
             )
         own = None
     elif requested is not None and (own or {}).get("quant_method") != requested:
-        raise q.fail(f"quantization {requested!r} was asked for, but its config declares {describe_quantization(own)}")
+        said = {"speculative_config: quantization": requested, "draft config.json: quantization_config": describe_quantization(own)}
+        raise q.fail(
+            f"quantization {requested!r} was asked for, but its config declares {describe_quantization(own)}", "quantization-request", said
+        )
     if own is None and evidence and q.policy.rule("checks") == "strict":
         raise q.fail(
             f"it declares no quantization, but holds {evidence[0]} and {len(evidence) - 1} more such tensors; its quantization_config is "
-            f"missing"
+            f"missing",
+            "quantization-undeclared",
+            {"draft config.json: quantization_config": "absent", f"draft tensors: {evidence[0]}": "stored"},
         )
     files = {"draft": (q.draft, own), "verifier": (q.verifier, other), "none": (q.draft, None)}
     rows = []
@@ -153,7 +163,7 @@ def _quantization(q: Question) -> list[Setting]:
             source = f"policy {q.policy.name}: always plain"
         if origin == "draft" and requested == "none":
             source = "asked for: none"
-        rows.append(Setting(name, section, source, describe_quantization(other), note, bool(note)))
+        rows.append(Setting(name, section, source, describe_quantization(other), note, bool(note), "quantization"))
     declared = Setting(
         "quantization_declared", q.draft.quantization, q.draft.quantization_source or "the draft's files", describe_quantization(other)
     )
@@ -170,13 +180,13 @@ def _rotation(q: Question) -> list[Setting]:
         f"{seen[0]} is set: hidden states may be rotated, and this draft's fc was not; acceptance falls without an error. Rotate fc, "
         f"or use a draft of this verifier"
     )
-    return [Setting("rotation", seen[0], f"verifier {q.verifier.name}: {seen[0]}", seen[0], note, True)]
+    return [Setting("rotation", seen[0], f"verifier {q.verifier.name}: {seen[0]}", seen[0], note, True, "rotated-verifier")]
 
 
 def _dtype(q: Question) -> Setting:
     own, other = _named_dtype(q.draft), _named_dtype(q.verifier)
     note = "" if own in (None, other) else f"the draft's config says {own}; it is cast to compute beside the verifier's states"
-    return Setting("dtype", other, f"verifier {q.verifier.name}/config.json: dtype", other, note)
+    return Setting("dtype", other, f"verifier {q.verifier.name}/config.json: dtype", other, note, code="dtype-cast")
 
 
 def _named_dtype(checkpoint: Checkpoint) -> str | None:

@@ -7,6 +7,7 @@ acceptance silently.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One resolved setting. source: file and key, or why a value stands that no file gives. verifier: the verifier's own value, None if
-    it has none.
+    it has none. code: what the doctor calls the matter of the note.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Setting:
     verifier: Any = None
     note: str = ""
     warning: bool = False
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,13 @@ class Question:
         nested = self.verifier.config.get("text_config")
         return nested if isinstance(nested, dict) else self.verifier.config
 
-    def fail(self, text: str) -> ConfigError:
-        return ConfigError(f"draft {self.draft.name}: {text}")
+    def fail(self, text: str, code: str, evidence: Mapping[str, Any] | None = None) -> ConfigError:
+        """The error of a rule that cannot decide; code and evidence as in `SpecbenchError`."""
+        return ConfigError(f"draft {self.draft.name}: {text}", code=code, evidence=evidence)
+
+    def said(self, key: str | None) -> str:
+        """The place of a key of the draft's config."""
+        return f"draft config.json: {key}"
 
 
 def sizes(q: Question) -> list[Setting]:
@@ -65,13 +72,14 @@ def sizes(q: Question) -> list[Setting]:
         if found.key is None and name == "num_key_value_heads":
             found = q.dialect.size("num_attention_heads")
         if found.key is None:
-            raise q.fail(f"config.json lacks {q.dialect.family.config_prefix + name}; nothing stands in for it")
+            key = q.dialect.family.config_prefix + name
+            raise q.fail(f"config.json lacks {key}; nothing stands in for it", "size-missing", {q.said(key): "absent"})
         settings.append(_from_draft(name, found, q.verifier_config.get(name)))
     value = {s.name: s.value for s in settings}
     reach = settings[-1]
     if reach.verifier is not None and reach.value < reach.verifier:
         note = f"min is {reach.value}; past it the draft's rotary table is extended (vLLM since 0.28), and rounds there are counted"
-        settings[-1] = replace(reach, note=note, warning=True)
+        settings[-1] = replace(reach, note=note, warning=True, code="positions-short")
     heads, hidden = value["num_attention_heads"], value["hidden_size"]
     q_proj, found = _plain(q, "layers.0.self_attn.q_proj"), q.dialect.size("head_dim")
     if found.key:
@@ -81,94 +89,21 @@ def sizes(q: Question) -> list[Setting]:
             "" if q_proj.shape[0] == hidden else f"inferred: q_proj has {q_proj.shape[0]} rows for {heads} heads, hidden_size is {hidden}"
         )
         settings.append(
-            Setting("head_dim", q_proj.shape[0] // heads, "draft tensors: rows of q_proj / num_attention_heads", None, note, bool(note))
+            Setting(
+                "head_dim",
+                q_proj.shape[0] // heads,
+                "draft tensors: rows of q_proj / num_attention_heads",
+                None,
+                note,
+                bool(note),
+                "head-dim-inferred",
+            )  # fmt: skip
         )
     elif hidden % heads == 0:
         settings.append(Setting("head_dim", hidden // heads, "hidden_size / num_attention_heads; config.json has no head_dim"))
     else:
-        raise q.fail(f"no head_dim, and neither q_proj nor hidden_size {hidden} is a multiple of {heads} heads")
-    return settings
-
-
-def vocabulary(q: Question) -> list[Setting]:
-    """Embedding rows, draft vocabulary, and who owns embedding and head."""
-    tensors, config_vocab = q.dialect.tensors, q.dialect.size("vocab_size")
-    own, other = tensors.get("embed_tokens.weight"), _verifier_embedding(q)
-    verifier_vocab = int(q.verifier_config["vocab_size"])
-    choice = q.overrides.get("embed_tokens")
-    if choice not in (None, "draft", "verifier"):
-        raise ConfigError(f"override embed_tokens is {choice!r}; 'draft' or 'verifier' is expected")
-    if choice == "draft" and own is None:
-        raise q.fail("override embed_tokens='draft', but it has no embed_tokens.weight")
-    shareable = other is not None and (own is None or own.shape == other.shape)
-    prefer_own = choice == "draft" or (choice is None and _own_embedding_first(q))
-    if own is not None and (prefer_own or not shareable):
-        if choice == "verifier":
-            raise q.fail(
-                f"override embed_tokens='verifier', but its own is {list(own.shape)} and the verifier's "
-                f"{list(other.shape) if other else 'absent'}"
-            )
-        note = "" if prefer_own else "the shapes differ, so it is not shared"
-        embedding = Setting("embed_tokens", "draft", "draft tensors: embed_tokens.weight", None, note)
-        vocab = own.shape[0]
-    elif other is not None:
-        hidden = q.dialect.size("hidden_size").value
-        if other.shape[1] != hidden:
-            raise q.fail(f"it has no embedding and hidden_size {hidden}; the verifier's is {list(other.shape)} and cannot be borrowed")
-        note = "borrowed: the draft has none" if own is None else "the draft's own embedding is thrown away"
-        embedding = Setting("embed_tokens", "verifier", f"verifier tensors: {other.name}", None, note, own is not None)
-        vocab = other.shape[0]
-    else:
-        raise q.fail("neither it (embed_tokens.weight) nor the verifier (model.embed_tokens.weight) has an embedding")
-    differs = config_vocab.value is not None and config_vocab.value != verifier_vocab
-    note = f"the draft's config says {config_vocab.value}, the verifier's {verifier_vocab}: padded differently" if differs else ""
-    return [embedding, Setting("vocab_size", vocab, embedding.source, verifier_vocab, note), *_draft_vocabulary(q, verifier_vocab, vocab)]
-
-
-def _own_embedding_first(q: Question) -> bool:
-    rule = q.policy.rule("embed_tokens")
-    return rule == "draft" or (rule == "verifier-unless-target-hidden-size" and q.dialect.flag("target_hidden_size").key is not None)
-
-
-def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> list[Setting]:
-    tensors = q.dialect.tensors
-    claimed = q.dialect.flag("draft_vocab_size")
-    head, d2t, t2d = (tensors.get(name) for name in ("lm_head.weight", "d2t", "t2d"))
-    head_rows = next((i.shape[0] for n, i in tensors.items() if n in ("lm_head.weight", "lm_head.weight_packed")), None)
-    counts = {
-        "draft_vocab_size in config.json": claimed.value,
-        "rows of lm_head": head_rows,
-        "entries of d2t": d2t.shape[0] if d2t else None,
-    }
-    known = {k: v for k, v in counts.items() if v is not None}
-    if len(set(known.values())) > 1:
-        extra = f"; t2d has {t2d.shape[0]} entries" if t2d else ""
-        raise q.fail(
-            "vocabulary sizes conflict: " + ", ".join(f"{k} {v}" for k, v in known.items()) + extra + "; nothing is cut or padded to fit"
-        )
-    size = next(iter(known.values()), verifier_vocab)
-    source = ", ".join(known) or "full vocabulary: neither config.json nor a tensor names a smaller one"
-    settings = [Setting("draft_vocab_size", size, f"draft: {source}", verifier_vocab)]
-    if head_rows is not None:
-        settings.append(Setting("lm_head", "draft", "draft tensors: " + (head.name if head else "lm_head")))
-    elif size == verifier_vocab:
-        settings.append(
-            Setting("lm_head", "verifier", "verifier's lm_head", None, "borrowed: the draft has none and its vocabulary is the verifier's")
-        )
-    else:
-        raise q.fail(f"it has no lm_head, and its vocabulary {size} is not the verifier's {verifier_vocab}, so none can be borrowed")
-    if d2t is not None:
-        settings.append(Setting("d2t", "draft", "draft tensors: d2t (offsets: verifier id = draft id + d2t)"))
-    elif size in (verifier_vocab, embedding_rows):
-        settings.append(Setting("d2t", "identity", "full vocabulary, no d2t stored"))
-    elif t2d is not None and q.policy.rule("checks") == "strict":
-        settings.append(
-            Setting("d2t", "t2d", "draft tensors: t2d", None, "d2t is absent; the ids that t2d marks, in order, stand in", True)
-        )
-    elif q.policy.rule("checks") != "strict":
-        settings.append(Setting("d2t", "identity", f"policy {q.policy.name}", None, "no d2t: draft ids are taken for verifier ids", True))
-    else:
-        raise q.fail(f"draft vocabulary {size} is smaller than the verifier's {verifier_vocab}, and there is neither d2t nor t2d to map it")
+        said = {q.said("head_dim"): "absent", q.said("hidden_size"): hidden, q.said("num_attention_heads"): heads}
+        raise q.fail(f"no head_dim, and neither q_proj nor hidden_size {hidden} is a multiple of {heads} heads", "head-dim", said)
     return settings
 
 
@@ -177,7 +112,8 @@ def layers(q: Question) -> list[Setting]:
     tensors = q.dialect.tensors
     indices = sorted({int(n.split(".")[1]) for n in tensors if n.startswith("layers.") and n.split(".")[1].isdigit()})
     if indices != list(range(len(indices))):
-        raise q.fail(f"its layers are numbered {indices}; 0..{len(indices) - 1} is expected")
+        numbered = f"its layers are numbered {indices}; 0..{len(indices) - 1} is expected"
+        raise q.fail(numbered, "layers-numbering", {"draft tensors: layers.*": indices})
     claimed = q.dialect.size("num_hidden_layers").value
     note = "" if claimed in (None, len(indices)) else f"config.json says {claimed}; the stored tensors decide"
     count, source, rule = len(indices), "draft tensors: layers.*", q.policy.rule("layer_count")
@@ -188,7 +124,9 @@ def layers(q: Question) -> list[Setting]:
     elif claimed is not None and claimed < len(indices):
         unused = [n for n in tensors if n.startswith("layers.") and int(n.split(".")[1]) >= claimed]
         raise q.fail(
-            f"config.json says num_hidden_layers {claimed}, but layers {indices} are stored; unused would be: {', '.join(unused[:12])}"
+            f"config.json says num_hidden_layers {claimed}, but layers {indices} are stored; unused would be: {', '.join(unused[:12])}",
+            "layers-unread",
+            {q.said(q.dialect.size("num_hidden_layers").key): claimed, "draft tensors: layers.*": indices},
         )
     has = {
         "qk_norm": "layers.0.self_attn.q_norm.weight" in tensors,
@@ -198,12 +136,12 @@ def layers(q: Question) -> list[Setting]:
         "fc_bias": "fc.bias" in tensors,
         "use_hidden_norm": "layers.0.hidden_norm.weight" in tensors,
     }
-    settings = [Setting("num_hidden_layers", count, source, None, note, bool(note))]
+    settings = [Setting("num_hidden_layers", count, source, None, note, bool(note), "layer-count")]
     for name, value in has.items():
         spelled = q.dialect.flag({"fc_bias": "eagle_fc_bias"}.get(name, name))
         clash = spelled.key is not None and bool(spelled.value) != value and name in ("attention_bias", "mlp_bias", "fc_bias")
         note = f"{spelled.key} is {spelled.value}; the stored tensors decide" if clash else ""
-        settings.append(Setting(name, value, "draft tensors", None, note, clash))
+        settings.append(Setting(name, value, "draft tensors", None, note, clash, "switch-contradicted"))
     return [*settings, _windows(q, count)]
 
 
@@ -211,12 +149,17 @@ def _windows(q: Question, count: int) -> Setting:
     kinds, window = q.dialect.size("layer_types"), q.dialect.size("sliding_window")
     if kinds.value is None:
         note = "sliding_window is set without layer_types: full attention, as its readers do" if window.value and not _off(q) else ""
-        return Setting("windows", (None,) * count, "default: full attention", None, note)
+        return Setting("windows", (None,) * count, "default: full attention", None, note, code="window-unread")
     if len(kinds.value) < count or not set(kinds.value) <= {"full_attention", "sliding_attention"}:
-        raise q.fail(f"layer_types is {kinds.value}; {count} of 'full_attention' or 'sliding_attention' are expected")
+        raise q.fail(
+            f"layer_types is {kinds.value}; {count} of 'full_attention' or 'sliding_attention' are expected",
+            "windows",
+            {q.said(kinds.key): kinds.value, "draft: layers": count},
+        )
     sliding = [k == "sliding_attention" for k in kinds.value[:count]]
     if any(sliding) and not isinstance(window.value, int):
-        raise q.fail(f"layer_types asks for sliding attention, but sliding_window is {window.value!r}")
+        said = {q.said(kinds.key): kinds.value, q.said("sliding_window"): window.value}
+        raise q.fail(f"layer_types asks for sliding attention, but sliding_window is {window.value!r}", "windows", said)
     return Setting("windows", tuple(window.value if s else None for s in sliding), f"draft config.json: {kinds.key}")
 
 
@@ -232,16 +175,25 @@ def fusion(q: Question) -> list[Setting]:
     expected = claimed.value if claimed.key else hidden
     if expected != actual:
         why = claimed.key or "hidden_size; it has no target_hidden_size"
-        raise q.fail(f"it expects a verifier of hidden size {expected} ({why}); {q.verifier.name} has {actual}: another verifier's draft")
+        raise q.fail(
+            f"it expects a verifier of hidden size {expected} ({why}); {q.verifier.name} has {actual}: another verifier's draft",
+            "verifier-hidden-size",
+            {q.said(claimed.key or q.dialect.size("hidden_size").key): expected, "verifier config.json: hidden_size": actual},
+        )
     settings = [
         Setting("target_hidden_size", actual, f"verifier config.json, agreeing with the draft's {claimed.key or 'hidden_size'}", actual)
     ]
     use_fc = any(name.startswith("fc.") for name in q.dialect.tensors)
     uses_aux = _switch(q, "use_aux_hidden_state")
     if uses_aux.value is False and use_fc:
-        raise q.fail(f"{uses_aux.key} is false, but fc is stored; correct one of them")
+        said_here = {q.said(uses_aux.key): False, "draft tensors: fc": "stored"}
+        raise q.fail(f"{uses_aux.key} is false, but fc is stored; correct one of them", "fc-contradicted", said_here)
     if uses_aux.value is not False and not use_fc:
-        raise q.fail("it holds no fc, and its config.json does not say use_aux_hidden_state false; a tensor is missing, or that key")
+        raise q.fail(
+            "it holds no fc, and its config.json does not say use_aux_hidden_state false; a tensor is missing, or that key",
+            "fc-contradicted",
+            {"draft tensors: fc": "absent", q.said("use_aux_hidden_state"): uses_aux.value if uses_aux.key else "absent"},
+        )
     settings.append(
         Setting("use_fc", use_fc, "draft tensors: fc", None, "" if use_fc else "the verifier's final normed state is used as it is")
     )
@@ -250,12 +202,15 @@ def fusion(q: Question) -> list[Setting]:
     flags = {"norm_before_fc": joint, "fc_norm": each}
     said = {name: _switch(q, name) for name in flags}
     if all(f.value for f in said.values()):
-        raise q.fail("norm_before_fc and fc_norm are both true; they exclude each other")
+        both = {q.said(f.key): f.value for f in said.values()}
+        raise q.fail("norm_before_fc and fc_norm are both true; they exclude each other", "norms-before-fc", both)
     for name, stored in flags.items():
         if bool(said[name].value) != stored:
             tensor = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.*.weight"}[name]
             raise q.fail(
-                f"{name} is {said[name].value!r} in config.json, but {tensor} is {'stored' if stored else 'absent'}; correct one of them"
+                f"{name} is {said[name].value!r} in config.json, but {tensor} is {'stored' if stored else 'absent'}; correct one of them",
+                "norms-before-fc",
+                {q.said(said[name].key or name): said[name].value, f"draft tensors: {tensor}": "stored" if stored else "absent"},
             )
     settings.append(Setting("fc_input_norm", "joint" if joint else "each" if each else "none", "draft tensors, agreeing with config.json"))
     return settings
@@ -268,13 +223,14 @@ def residual(q: Question) -> list[Setting]:
         before = Setting("norm_before_residual", bool(q.overrides["norm_before_residual"]), "override")
     elif q.policy.rule("norm_before_residual") == "false":
         note = f"config.json says {found.value}, which is never read" if found.value else ""
-        before = Setting("norm_before_residual", False, f"policy {q.policy.name}", None, note, bool(note))
+        before = Setting("norm_before_residual", False, f"policy {q.policy.name}", None, note, bool(note), "norm-before-residual-ignored")
     elif found.key:
         before = Setting("norm_before_residual", bool(found.value), f"draft config.json: {found.key}")
     else:
         disagree = "vLLM reads true, the speculators library false: state it in config.json" if family.norm_before_residual else ""
         source = f"default of the {family.name} format where config.json is silent"
-        before = Setting("norm_before_residual", family.norm_before_residual, source, None, disagree, bool(disagree))
+        silent = "norm-before-residual-absent"
+        before = Setting("norm_before_residual", family.norm_before_residual, source, None, disagree, bool(disagree), silent)
     output = _switch(q, "norm_output")
     note = ""
     if output.value and family.name == "specforge":
@@ -282,7 +238,7 @@ def residual(q: Question) -> list[Setting]:
             "SpecForge before September 2026 wrote norm_output: true for drafts trained to feed back the state before the norm (its PR 879)"
         )
     source = f"draft config.json: {output.key}" if output.key else "default false, as vLLM, SGLang and speculators"
-    return [before, Setting("norm_output", bool(output.value), source, None, note, bool(note))]
+    return [before, Setting("norm_output", bool(output.value), source, None, note, bool(note), "norm-output-doubtful")]
 
 
 def rope(q: Question) -> list[Setting]:
@@ -310,6 +266,7 @@ def rope(q: Question) -> list[Setting]:
             other,
             note,
             defaulted and bool(note),
+            "rope-default" if defaulted else "rope-differs",
         )
     ]
 
@@ -326,7 +283,9 @@ def _switch(q: Question, name: str) -> Found:
     """A switch of the draft's config; a text such as "false" would count as true."""
     found = q.dialect.flag(name)
     if found.key is not None and not isinstance(found.value, bool):
-        raise q.fail(f"{found.key} is {found.value!r} in config.json; true or false is expected")
+        raise q.fail(
+            f"{found.key} is {found.value!r} in config.json; true or false is expected", "config-value", {q.said(found.key): found.value}
+        )
     return found
 
 
@@ -338,8 +297,3 @@ def _from_draft(name: str, found: Found, verifier_value: Any) -> Setting:
 def _plain(q: Question, module: str) -> TensorInfo | None:
     info = q.dialect.tensors.get(f"{module}.weight")
     return info if info is not None and info.dtype in FLOATS else None
-
-
-def _verifier_embedding(q: Question) -> TensorInfo | None:
-    names = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
-    return next((q.verifier.tensors[n] for n in names if n in q.verifier.tensors), None)

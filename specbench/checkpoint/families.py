@@ -113,6 +113,7 @@ OTHER_METHODS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("Medusa", ("medusa_head",), ("medusa", "Medusa")),
     ("an MTP module", ("mtp",), ("mtp",)),
 )
+PLAIN = ("F64", "F32", "F16", "BF16")  # safetensors' names of dtypes in which a weight is stored as it is
 # Saved by some trainers, read by nobody at inference.
 IGNORED_TENSORS = ("verifier_lm_head.weight", "verifier_norm.weight")
 
@@ -175,7 +176,10 @@ def recognise(config: dict[str, Any], tensors: Mapping[str, TensorInfo], where: 
             continue
         renamed = rename(name, family)
         if renamed in canonical:
-            raise ConfigError(f"{where}: {canonical[renamed].name!r} and {name!r} are both {renamed!r}; keep one")
+            both = {f"draft tensors: {stored}": "stored" for stored in (canonical[renamed].name, name)}
+            raise ConfigError(
+                f"{where}: {canonical[renamed].name!r} and {name!r} are both {renamed!r}; keep one", code="stored-twice", evidence=both
+            )
         canonical[renamed] = info
     _refuse_other_models(canonical, architectures, where)
     notes = []
@@ -214,11 +218,15 @@ def _refuse_other_methods(config: dict[str, Any], tensors: Mapping[str, TensorIn
     for what, in_names, in_config in OTHER_METHODS:
         hit = next((p for p in in_names if p in parts), None) or next((s for s in spellings for c in in_config if c in s), None)
         if hit is not None:
-            raise ConfigError(f"{where}: this is {what} (seen: {hit!r}), which is not supported; {EAGLE3_NEEDS}")
+            raise _other_method(where, f"this is {what} (seen: {hit!r}), which is not supported", hit, what)
     if method and method != "eagle3":
-        raise ConfigError(f"{where}: speculators_model_type is {method!r}; 'eagle3' is supported; {EAGLE3_NEEDS}")
+        raise _other_method(where, f"speculators_model_type is {method!r}; 'eagle3' is supported", "speculators_model_type", method)
     if config.get("parallel_drafting") or look(config, "eagle_config.parallel_draft_step").value not in (None, 0, 1):
-        raise ConfigError(f"{where}: this draft was trained for parallel drafting, which is not supported; {EAGLE3_NEEDS}")
+        raise _other_method(where, "this draft was trained for parallel drafting, which is not supported", "parallel drafting", "asked for")
+
+
+def _other_method(where: str, what: str, seen: str, value: str) -> ConfigError:
+    return ConfigError(f"{where}: {what}; {EAGLE3_NEEDS}", code="other-method", evidence={f"draft: {seen}": value})
 
 
 def _refuse_other_models(tensors: Mapping[str, TensorInfo], architectures: list[str], where: str) -> None:
@@ -230,8 +238,29 @@ def _refuse_other_models(tensors: Mapping[str, TensorInfo], architectures: list[
         raise ConfigError(
             f"{where}: not an EAGLE-3 draft (architectures {architectures or 'absent'}; holds {shown} ...); {EAGLE3_NEEDS}. Known "
             f"architectures: "
-            f"{', '.join(KNOWN_ARCHITECTURES)}"
+            f"{', '.join(KNOWN_ARCHITECTURES)}",
+            code="not-eagle3",
+            evidence={
+                "draft config.json: architectures": architectures or "absent",
+                "draft tensors: fc.weight": "stored" if fused else "absent",
+            },
         )
+    if fused and _reads_one_stream(tensors):
+        q = tensors["layers.0.self_attn.q_proj.weight"].shape
+        raise _other_method(
+            where,
+            f"this is EAGLE-1 or EAGLE-2: fc is stored, but its first layer reads one stream (q_proj {list(q)}), which is not supported",
+            "layers.0.self_attn.q_proj.weight",
+            str(list(q)),
+        )
+
+
+def _reads_one_stream(tensors: Mapping[str, TensorInfo]) -> bool:
+    """Whether q_proj is as wide as what fc gives: EAGLE-1's layer reads the fused state alone."""
+    q, fc = tensors.get("layers.0.self_attn.q_proj.weight"), tensors.get("fc.weight")
+    if q is None or fc is None or q.dtype not in PLAIN or len(q.shape) != 2:
+        return False
+    return q.shape[1] == fc.shape[0]
 
 
 def _reads_two_streams(tensors: Mapping[str, TensorInfo]) -> bool:

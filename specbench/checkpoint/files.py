@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
+import stat
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,7 +27,8 @@ DTYPES: dict[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 INDEX = "model.safetensors.index.json"
-HEADER_LIMIT = 100_000_000  # bytes; safetensors' own bound
+HEADER_LIMIT = 32 << 20  # bytes: 200,000 tensors; parsed, a header takes some ten times its size
+JSON_LIMIT = 64 << 20  # bytes of a config or an index
 BLOCK = 1 << 19  # bytes of one read: what a core's cache holds
 
 
@@ -54,22 +56,44 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             safetensors itself refuses.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        with _open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             start = file.read(8)
             length = struct.unpack("<Q", start)[0] if len(start) == 8 else -1
             if not 0 < length <= min(HEADER_LIMIT, size - 8):
-                raise CheckpointFileError(f"{path} ({size} bytes) is not a whole safetensors file; fetch it again")
-            header = json.loads(file.read(length))
+                said = f"; its header would be {length} bytes, at most {HEADER_LIMIT} are read" if HEADER_LIMIT < length else ""
+                raise _damaged(f"{path} ({size} bytes) is not a whole safetensors file{said}; fetch it again")
+            header = json.loads(file.read(length), object_pairs_hook=_once)
     except FileNotFoundError:
-        raise CheckpointFileError(f"{path} is missing; fetch it again, or correct the index beside it") from None
-    except (IsADirectoryError, PermissionError) as error:
-        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}") from None
+        raise CheckpointFileError(f"{path} is missing; fetch it again, or correct the index beside it", code="missing-shard") from None
+    except CheckpointFileError:
+        raise
+    except OSError as error:
+        raise _damaged(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise CheckpointFileError(f"{path}: its header is not JSON ({error}); fetch it again") from None
+        raise _damaged(f"{path}: its header is not JSON ({error}); fetch it again") from None
     if not isinstance(header, dict):
-        raise CheckpointFileError(f"{path}: its header is a {type(header).__name__}, not an object; fetch it again")
+        raise _damaged(f"{path}: its header is a {type(header).__name__}, not an object; fetch it again")
     return tensor_infos(path, header, 8 + length, size)
+
+
+def _open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading; a pipe or device, which could block or never end, is refused."""
+    if not stat.S_ISREG(path.stat().st_mode) and not path.is_dir():  # a directory has its own error
+        raise OSError(0, "it is no regular file")
+    return path.open("rb")
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return found
+
+
+def _damaged(text: str) -> CheckpointFileError:
+    return CheckpointFileError(text, code="damaged-file")
 
 
 def tensor_infos(path: Path, header: dict[str, Any], base: int, size: int) -> dict[str, TensorInfo]:
@@ -85,11 +109,11 @@ def tensor_infos(path: Path, header: dict[str, Any], base: int, size: int) -> di
     for info in sorted(infos, key=lambda info: (info.begin, info.end)):
         if info.begin != end:
             found = f"{info.name!r} begins at byte {info.begin}, but {before} ends at byte {end}"
-            raise CheckpointFileError(f"{path}: {found}; fetch it again")
+            raise _damaged(f"{path}: {found}; fetch it again")
         end, before = info.end, repr(info.name)
     if end != size:
         found = "the file is cut short" if end > size else "something follows"
-        raise CheckpointFileError(f"{path} has {size} bytes, but {before} ends at byte {end}: {found}; fetch it again")
+        raise _damaged(f"{path} has {size} bytes, but {before} ends at byte {end}: {found}; fetch it again")
     return {info.name: info for info in infos}
 
 
@@ -100,12 +124,12 @@ def _tensor_info(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
     except (KeyError, TypeError, ValueError):
         readable = False
     if not readable:
-        raise CheckpointFileError(f"{path}: the header entry of {name!r} is {entry!r}, not dtype, shape and data_offsets")
+        raise _damaged(f"{path}: the header entry of {name!r} is {repr(entry)[:200]}, not dtype, shape and data_offsets")
     if dtype not in DTYPES:
-        raise CheckpointFileError(f"{path}: {name!r} has dtype {dtype!r}; readable: {', '.join(DTYPES)}")
+        raise _damaged(f"{path}: {name!r} has dtype {dtype[:40]!r}; readable: {', '.join(DTYPES)}")
     expected = math.prod(shape) * DTYPES[dtype].itemsize
     if end - begin != expected:
-        raise CheckpointFileError(f"{path}: {name!r} {dtype} {list(shape)} needs {expected} bytes, its header gives {end - begin}")
+        raise _damaged(f"{path}: {name!r} {dtype} {list(shape)[:8]} needs {expected} bytes, its header gives {end - begin}")
     return TensorInfo(name, dtype, shape, path, base + begin, base + end)
 
 
@@ -124,11 +148,12 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
         lying = [name for name, shard in weight_map.items() if name not in infos or infos[name].file.name != shard]
         if lying:
             name = lying[0]
-            raise CheckpointFileError(f"{index} says that {weight_map[name]} holds {name!r}, but its header does not ({len(lying)} such)")
+            said = f"{index} says that {weight_map[name]} holds {name!r}, but its header does not ({len(lying)} such)"
+            raise CheckpointFileError(said, code="index-mismatch", evidence={f"{index.name}: {name}": weight_map[name]})
         return infos  # also what a shard holds and the index does not name: every engine reads whole shards
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise CheckpointFileError(f"{folder} holds no *.safetensors file")
+        raise CheckpointFileError(f"{folder} holds no *.safetensors file", code="no-weights")
     return merge(map(read_header, files))
 
 
@@ -140,10 +165,13 @@ def read_index(index: Path) -> dict[str, str]:
     """
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(shard, str) for shard in weight_map.values()):
-        raise CheckpointFileError(f"{index} has no weight_map from tensor names to file names; fetch it again")
+        raise CheckpointFileError(f"{index} has no weight_map from tensor names to file names; fetch it again", code="bad-json")
     for shard in weight_map.values():
         if Path(shard).name != shard or shard in ("", "..") or "\\" in shard:
-            raise CheckpointFileError(f"{index} names {shard!r}, which lies outside the checkpoint folder; refused")
+            said = {f"{index.name}: weight_map": shard}
+            raise CheckpointFileError(
+                f"{index} names {shard!r}, which lies outside the checkpoint folder; refused", code="index-outside", evidence=said
+            )
     return dict(sorted(weight_map.items()))
 
 
@@ -159,7 +187,10 @@ def merge(headers: Iterable[dict[str, TensorInfo]]) -> dict[str, TensorInfo]:
         if twice:
             name = twice[0]
             files = f"{infos[name].file} and in {header[name].file}"
-            raise CheckpointFileError(f"{name!r} lies in {files} ({len(twice)} such); remove one of the files")
+            said = {f"{header[name].file.name}: {name}": "stored", f"{infos[name].file.name}: {name}": "stored"}
+            raise CheckpointFileError(
+                f"{name!r} lies in {files} ({len(twice)} such); remove one of the files", code="stored-twice", evidence=said
+            )
         infos.update(header)
     return dict(sorted(infos.items()))
 
@@ -228,13 +259,21 @@ def read_json(path: Path) -> dict[str, Any]:
         CheckpointFileError: missing, not JSON, or not an object.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with _open_regular(path) as file:
+            text = file.read(JSON_LIMIT + 1)
+        if len(text) > JSON_LIMIT:
+            raise CheckpointFileError(f"{path} has more than {JSON_LIMIT} bytes; no config or index has", code="bad-json")
+        value = json.loads(text.decode("utf-8"))
     except FileNotFoundError:
-        raise CheckpointFileError(f"{path} is missing: this is not a checkpoint folder") from None
-    except ValueError as error:
-        raise CheckpointFileError(f"{path} is not JSON: {error}") from None
+        raise CheckpointFileError(f"{path} is missing: this is not a checkpoint folder", code="no-config") from None
+    except CheckpointFileError:
+        raise
+    except OSError as error:
+        raise CheckpointFileError(f"{path} cannot be read: {error.strerror}", code="bad-json") from None
+    except (ValueError, RecursionError) as error:
+        raise CheckpointFileError(f"{path} is not JSON: {error}", code="bad-json") from None
     if not isinstance(value, dict):
-        raise CheckpointFileError(f"{path} holds a {type(value).__name__}, not an object")
+        raise CheckpointFileError(f"{path} holds a {type(value).__name__}, not an object", code="bad-json")
     return value
 
 

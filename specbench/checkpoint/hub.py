@@ -128,7 +128,8 @@ class HubTensors(Mapping[str, TensorInfo]):
             lying = [name for name, place in self._files.items() if place == file and name not in infos]
             if lying:
                 raise CheckpointFileError(
-                    f"{INDEX} of {self.repo} says that {file} holds {lying[0]!r}, but its header does not ({len(lying)} such)"
+                    f"{INDEX} of {self.repo} says that {file} holds {lying[0]!r}, but its header does not ({len(lying)} such)",
+                    code="index-mismatch",
                 )
             self._headers[file] = infos
         return self._headers[file]
@@ -149,7 +150,8 @@ class HubTensors(Mapping[str, TensorInfo]):
             # Offsets count from the end of the header, and data fill the rest of the file.
             return tensor_infos(self.folder / file, header, size - data, size)
         except (SafetensorsParsingError, AttributeError, TypeError, ValueError, LookupError) as error:
-            raise CheckpointFileError(f"{file} of {self.repo} at {self.commit} has no readable safetensors header ({error})") from error
+            said = f"{file} of {self.repo} at {self.commit} has no readable safetensors header ({error})"
+            raise CheckpointFileError(said, code="damaged-file") from error
 
 
 def open_repository(repo: str, revision: str | None, load_config: LoadConfig | None = None) -> tuple[Path, HubTensors]:

@@ -43,11 +43,11 @@ def explained(repo: str, revision: str | None, what: str) -> Iterator[None]:
     try:
         yield
     except HFValidationError:
-        raise ConfigError(f"{repo!r} is neither a folder here nor a hub id (organisation/name)") from None
+        raise ConfigError(f"{repo!r} is neither a folder here nor a hub id (organisation/name)", code="unreachable") from None
     except (DownloadError, CheckpointFileError):
         raise
     except failures() as error:
-        raise DownloadError(_advice(error, repo, revision, what)) from error
+        raise DownloadError(_advice(error, repo, revision, what), code="unreachable") from error
 
 
 def reason(error: BaseException) -> str:

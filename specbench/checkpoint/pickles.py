@@ -38,13 +38,15 @@ def load_state_dict(file: Path, map_location: str | dict[str, str] = "cpu") -> d
     except pickle.UnpicklingError as error:
         raise _unsafe(file, error) from None
     except (RuntimeError, EOFError, ValueError, KeyError, IndexError, AttributeError, TypeError, OSError) as error:
-        raise CheckpointFileError(f"{file} is no whole torch file ({type(error).__name__}: {_line(error)}); fetch it again") from None
+        said = f"{file} is no whole torch file ({type(error).__name__}: {_line(error)}); fetch it again"
+        raise CheckpointFileError(said, code="damaged-file") from None
     if not isinstance(state, dict):
-        raise CheckpointError(f"{file} holds a {type(state).__name__}; tensors by name (a state_dict) are expected")
+        raise CheckpointError(f"{file} holds a {type(state).__name__}; tensors by name (a state_dict) are expected", code="damaged-file")
     strange = next((key for key, value in state.items() if not isinstance(key, str) or not isinstance(value, Tensor)), None)
     if strange is not None:
         what = f"{strange!r}: {type(state[strange]).__name__}"
-        raise CheckpointError(f"{file} holds {what}; tensors by name are expected (a state_dict itself, not a dict around one)")
+        said = f"{file} holds {what}; tensors by name are expected (a state_dict itself, not a dict around one)"
+        raise CheckpointError(said, code="damaged-file")
     return state
 
 
@@ -67,14 +69,16 @@ def pickled_headers(files: WeightFiles) -> dict[str, TensorInfo]:
         weight_map = read_index(index)
         lying = [name for name, shard in weight_map.items() if name not in infos or infos[name].file.name != shard]
         if lying:
-            raise CheckpointFileError(f"{index} says that {weight_map[lying[0]]} holds {lying[0]!r}, but it does not ({len(lying)} such)")
+            said = f"{index} says that {weight_map[lying[0]]} holds {lying[0]!r}, but it does not ({len(lying)} such)"
+            raise CheckpointFileError(said, code="index-mismatch")
     return infos
 
 
 def _info(file: Path, name: str, tensor: Tensor) -> TensorInfo:
     if tensor.dtype not in NAMES or tensor.layout != torch.strided:
         readable = ", ".join(str(dtype) for dtype in NAMES)
-        raise CheckpointError(f"{file}: {name!r} is {tensor.dtype}, {tensor.layout}; dense tensors of these are readable: {readable}")
+        said = f"{file}: {name!r} is {tensor.dtype}, {tensor.layout}; dense tensors of these are readable: {readable}"
+        raise CheckpointError(said, code="damaged-file")
     return TensorInfo(name, NAMES[tensor.dtype], tuple(tensor.shape), file, 0, tensor.numel() * tensor.dtype.itemsize, pickled=True)
 
 
@@ -82,11 +86,13 @@ def _unsafe(file: Path, error: Exception) -> CheckpointError | CheckpointFileErr
     text = " ".join(str(error).split())
     asked = next((words for words in REFUSALS if words in text), None)
     if asked is None:
-        return CheckpointFileError(f"{file} is no whole torch file; fetch it again")
+        return CheckpointFileError(f"{file} is no whole torch file; fetch it again", code="damaged-file")
     detail = text[text.index(asked) :].split(" Check the documentation")[0].split(" Please use")[0][:160]
     return CheckpointError(
         f"{file} asks for more than tensors when unpickled ({detail}), which could run code; refused. Get the weights as safetensors, "
-        "or from someone who saved a plain state_dict"
+        "or from someone who saved a plain state_dict",
+        code="unsafe-pickle",
+        evidence={f"files: {file.name}": detail},
     )
 
 

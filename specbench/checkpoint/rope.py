@@ -47,25 +47,40 @@ def read_rope(config: dict[str, Any], where: str, max_positions: int) -> tuple[R
     old.pop("rope_theta", None)
     kinds = [_kind(section) for section in (new, old) if section]
     if len(set(kinds)) > 1:
-        raise ConfigError(f"{where}: rope_parameters says {kinds[0]!r} and rope_scaling {kinds[1]!r}; correct one of them")
+        raise _conflict(
+            f"{where}: rope_parameters says {kinds[0]!r} and rope_scaling {kinds[1]!r}; correct one of them", "rope_type", *kinds
+        )
     kind = kinds[0] if kinds else "default"
     parameters = {k: v for k, v in {**old, **new}.items() if v is not None}
     clash = [k for k in old if k in new and old[k] != new[k]]
     if clash:
-        raise ConfigError(
-            f"{where}: {clash[0]} is {new[clash[0]]} in rope_parameters and {old[clash[0]]} in rope_scaling; correct one of them"
+        both = new[clash[0]], old[clash[0]]
+        raise _conflict(
+            f"{where}: {clash[0]} is {both[0]} in rope_parameters and {both[1]} in rope_scaling; correct one of them", clash[0], *both
         )
     partial = parameters.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
     if partial not in (None, 1, 1.0):
-        raise ConfigError(f"{where}: partial_rotary_factor is {partial}; whole heads (1.0) are supported")
+        said = {"config.json: partial_rotary_factor": partial}
+        raise ConfigError(
+            f"{where}: partial_rotary_factor is {partial}; whole heads (1.0) are supported", code="rope-unsupported", evidence=said
+        )
     if kind in PLAIN_KINDS:
         kind, parameters = "default", {}
     if kind not in KINDS:
-        raise ConfigError(f"{where}: rope type is {kind!r}; supported: {', '.join((*KINDS, 'mrope'))}")
+        raise ConfigError(
+            f"{where}: rope type is {kind!r}; supported: {', '.join((*KINDS, 'mrope'))}",
+            code="rope-unsupported",
+            evidence={"config.json: rope_type": kind},
+        )
     if kinds:
         keys = f"{keys}, {'rope_parameters' if new else 'rope_scaling'}" if keys else "rope_parameters" if new else "rope_scaling"
     rope = Rope(10000.0 if theta is None else theta, kind, tuple(sorted(parameters.items())), max_positions)
     return rope, keys or "default 10000: no rope_theta"
+
+
+def _conflict(text: str, key: str, new: Any, old: Any) -> ConfigError:
+    said = {f"config.json: rope_parameters.{key}": new, f"config.json: {key}": old}
+    return ConfigError(text, code="rope-conflict", evidence=said)
 
 
 def _kind(section: dict[str, Any]) -> str:
@@ -75,7 +90,8 @@ def _kind(section: dict[str, Any]) -> str:
 
 def _agreed(new: Any, old: Any, key: str, where: str) -> tuple[float | None, str]:
     if new is not None and old is not None and float(new) != float(old):
-        raise ConfigError(f"{where}: {key} is {new} in rope_parameters and {old} at the top level; correct one of them, or override {key}")
+        said = f"{where}: {key} is {new} in rope_parameters and {old} at the top level; correct one of them, or override {key}"
+        raise _conflict(said, key, new, old)
     if new is not None:
         return float(new), f"rope_parameters.{key}"
     return (None, "") if old is None else (float(old), key)

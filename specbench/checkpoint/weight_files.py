@@ -93,7 +93,9 @@ def weight_files(folder: Path, load_format: str, names: Iterable[str] | None = N
     found = ", ".join(file.name for file in every) or ", ".join(sorted(here)[:10]) or "nothing"
     raise CheckpointFileError(
         f"Cannot find any model weights with `{folder}`: load_format {load_format!r} reads {wanted}; there: {found}"
-        + ("; load_format 'auto' reads what is there" if every else "")
+        + ("; load_format 'auto' reads what is there" if every else ""),
+        code="load-format-conflict" if every else "no-weights",
+        evidence={"load config: load_format": load_format, "files": found},
     )
 
 
@@ -110,7 +112,9 @@ def _chosen(folder: Path, kind: str, there: list[Path], here: set[str]) -> list[
         if missing:
             raise CheckpointFileError(
                 f"{folder / missing[0]} is missing, but {index.name} names it ({len(missing)} of {len(named)} files missing); "
-                "fetch it again"
+                "fetch it again",
+                code="missing-shard",
+                evidence={f"{index.name}: weight_map": missing[0], f"files: {missing[0]}": "absent"},
             )
         return [folder / name for name in named]
     # Mistral's own layout of the same weights, beside the usual one
