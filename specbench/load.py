@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,21 +58,11 @@ def load_draft(
         CheckpointError: under a strict policy, tensors that are missing, unexpected, or of another shape or kind of dtype.
         CheckpointKeyError: under an engine's policy, a tensor that finds no parameter (a KeyError, as there).
     """
-    policy = get_policy(policy)
-    load_config = draft_load_config(pair, policy)
-    # Resolved over the very files that will be read, which may be others than those that were opened.
-    pair = replace(pair, draft=read_with(pair.draft, load_config))
-    plan = resolve(pair, policy, overrides)
-    model = build_draft(plan, pick_dtype(dtype, plan["dtype"]))
+    prepared = prepare(pair, policy, dtype, overrides)
+    plan, model, tensors, borrowed, computed = prepared.plan, prepared.model, prepared.tensors, prepared.borrowed, prepared.computed
+    pair, load_config = plan.pair, plan["load_config"]
     model.kv_cache_dtype = pick_cache_dtype(kv_cache_dtype)
     where, strict = f"draft {pair.draft.name}", plan["checks"] == "strict"
-    tensors = {name: info for name, info in plan.dialect.tensors.items() if name != "t2d" and not is_cache_scale(name)}
-    borrowed = {f"{name}.weight" for name in ("embed_tokens", "lm_head") if plan[name] == "verifier"}
-    for name in borrowed:
-        tensors.pop(name, None)
-    computed = {"d2t"} if plan["d2t"] != "draft" else set()
-    if computed and "d2t" in tensors:
-        tensors.pop("d2t")
     if strict:
         check(model, tensors, where, borrowed | computed)
     drop_left_out(model, tensors)
@@ -92,6 +82,35 @@ def load_draft(
     finish(model, packed, strict)
     _forbid_unknown_ids(model, pair, plan)
     return model.eval()
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A draft before its weights: what is known from headers alone.
+
+    plan: over the very files that will be read. model: on the meta device. tensors: by canonical name, those that are to fill it. borrowed,
+    computed: parameters that the verifier, or nothing stored, fills.
+    """
+
+    plan: Plan
+    model: Eagle3
+    tensors: dict[str, TensorInfo]
+    borrowed: set[str]
+    computed: set[str]
+
+
+def prepare(pair: Pair, policy: str | Policy = "draft", dtype: str = "auto", overrides: Mapping[str, Any] | None = None) -> Prepared:
+    """Everything of `load_draft` that comes before the first weight byte; arguments and errors as there."""
+    policy = get_policy(policy)
+    # Resolved over the very files that will be read, which may be others than those that were opened.
+    pair = replace(pair, draft=read_with(pair.draft, draft_load_config(pair, policy)))
+    plan = resolve(pair, policy, overrides)
+    model = build_draft(plan, pick_dtype(dtype, plan["dtype"]))
+    borrowed = {f"{name}.weight" for name in ("embed_tokens", "lm_head") if plan[name] == "verifier"}
+    computed = {"d2t"} if plan["d2t"] != "draft" else set()
+    left_out = {"t2d", *borrowed, *computed}
+    tensors = {name: info for name, info in plan.dialect.tensors.items() if name not in left_out and not is_cache_scale(name)}
+    return Prepared(plan, model, tensors, borrowed, computed)
 
 
 def build_draft(plan: Plan, dtype: torch.dtype) -> Eagle3:

@@ -6,7 +6,7 @@ names every disagreement. It does not know configs or policies, nor whether the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -65,30 +65,42 @@ def destination(module: nn.Module, parameter: str, shard: int | None) -> Tensor:
 
 
 def check(module: nn.Module, tensors: dict[str, TensorInfo], where: str, optional: set[str]) -> None:
-    """Compare stored tensors with parameters before a byte is read: missing, unexpected, wrong shape, wrong kind of dtype.
+    """Refuse disagreements between stored tensors and parameters before a byte is read (see `compare`).
 
     Raises:
         CheckpointError: naming every disagreement, at most five of a kind.
     """
-    problems: dict[str, list[str]] = {"unexpected": [], "shape": [], "dtype": []}
+    problems = compare(module, tensors, optional)
+    if any(problems.values()):
+        spelled = {kind: [f"{name}{said}" for name, said in names.items()] for kind, names in problems.items()}
+        lines = [f"  {kind} ({len(names)}): " + "; ".join(names[:5]) for kind, names in spelled.items() if names]
+        raise CheckpointError(f"{where}: stored tensors and configuration disagree; no weight was read\n" + "\n".join(lines))
+
+
+def compare(module: nn.Module, tensors: Mapping[str, TensorInfo], optional: set[str]) -> dict[str, dict[str, str]]:
+    """Where stored tensors and parameters disagree: "unexpected", "shape", "dtype" (its kind) and "missing" -> tensor name -> what was
+    found, as text that follows the name.
+
+    Args:
+        optional: parameters that no file needs to fill.
+    """
+    problems: dict[str, dict[str, str]] = {"unexpected": {}, "shape": {}, "dtype": {}}
     wanted = {(name, shard) for name, _ in module.named_parameters() for shard in _shards(module, name)}
     filled: set[tuple[str, int | None]] = set()
     for name, info in tensors.items():
         parameter, shard = place(name)
         if (parameter, shard) not in wanted:  # also a whole fused tensor beside its parts
-            problems["unexpected"].append(f"{name} ({info.dtype} {list(info.shape)})")
+            problems["unexpected"][name] = f" ({info.dtype} {list(info.shape)})"
             continue
         out = destination(module, parameter, shard)
         filled.add((parameter, shard))
         if not same_shape(info.shape, tuple(out.shape)):
-            problems["shape"].append(f"{name}: stored {list(info.shape)}, expected {list(out.shape)}")
+            problems["shape"][name] = f": stored {list(info.shape)}, expected {list(out.shape)}"
         if not _converts(DTYPES[info.dtype], out.dtype):
-            problems["dtype"].append(f"{name}: stored {info.dtype}, expected {str(out.dtype).removeprefix('torch.')}")
+            problems["dtype"][name] = f": stored {info.dtype}, expected {_short(out.dtype)}"
     absent = sorted((name, shard) for name, shard in wanted - filled if name not in optional)
-    problems["missing"] = [stored_name(name, shard) for name, shard in absent if not _may_be_left_out(module, name)]
-    if any(problems.values()):
-        lines = [f"  {kind} ({len(names)}): " + "; ".join(names[:5]) for kind, names in problems.items() if names]
-        raise CheckpointError(f"{where}: stored tensors and configuration disagree; no weight was read\n" + "\n".join(lines))
+    problems["missing"] = {stored_name(name, shard): "" for name, shard in absent if not _may_be_left_out(module, name)}
+    return problems
 
 
 def drop_left_out(module: nn.Module, tensors: Iterable[str]) -> None:
