@@ -18,7 +18,6 @@ import pytest
 from specbench.bench import kernel
 from specbench.bench.notebooks import NotebookError, NotebookRun, main, parse_value, read_parameters, run_notebook
 from specbench.bench.session import finish, open_run, pair_from_parameters
-from specbench.bench.sweep import sweep
 from specbench.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -143,6 +142,12 @@ def test_values_from_a_shell(text: str, default: object, value: object) -> None:
     assert parse_value(text, default) == value
 
 
+def test_parameters_as_one_json_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    notebook = write(tmp_path / "n.ipynb", PARAMETERS, FINISH)
+    assert main([str(notebook), "--run-dir", str(tmp_path / "run"), "--parameters", '{"k": "4"}']) == 1
+    assert "parameter k is '4' (str)" in capsys.readouterr().err, "no guessing of types"
+
+
 def test_the_marker_holds_json_numbers_only(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="JSON"):
         finish(tmp_path, speedup=float("nan"))
@@ -255,32 +260,6 @@ def test_command_returns_the_status_and_prints_the_output_path(tmp_path: Path, c
     )
     assert good.returncode == 0 and str(tmp_path / "good" / "n.html") in good.stdout
     assert "n:" in good.stderr, "progress is shown"
-
-
-@pytest.mark.notebook
-def test_sweep_from_inside_a_notebook(tmp_path: Path) -> None:
-    inner = write(tmp_path / "inner.ipynb", PARAMETERS, "assert k != 2", FINISH)
-    driver = write(
-        tmp_path / "driver.ipynb",
-        'run_dir: str = ""\nnotebook: str = ""',
-        "from specbench.bench.sweep import sweep\ntable = sweep(notebook, run_dir, [{'k': 1}, {'k': 2}, {'k': 4}])",
-        "from specbench.bench.session import finish\nfinish(run_dir, statuses=list(table.status), exits=list(table.exit_status))",
-    )
-    done = run_notebook(driver, tmp_path / "runs", {"notebook": str(inner)}, progress=False)
-    assert done.facts == {"statuses": ["complete", "failed", "complete"], "exits": [0, 1, 0]}
-    assert [read(tmp_path / "runs" / f"{i:02d}" / "run.json")["parameters"]["k"] for i in range(3)] == [1, 2, 4]
-    outputs = [tmp_path / "runs" / f"{i:02d}" / "inner.ipynb" for i in range(3)]
-    assert all(output.is_file() for output in outputs)
-
-    again = sweep(inner, tmp_path / "runs", [{"k": 1}], progress=False)
-    assert list(again.status) == ["complete"] and list(again.k) == [1]
-
-
-def test_sweep_refuses_an_unknown_name_before_it_starts(tmp_path: Path) -> None:
-    inner = write(tmp_path / "inner.ipynb", PARAMETERS, FINISH)
-    with pytest.raises(ConfigError, match="no parameter draft"):
-        sweep(inner, tmp_path / "runs", [{"k": 1}, {"draft": 1}])
-    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.notebook

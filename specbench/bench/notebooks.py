@@ -15,6 +15,7 @@ import ast
 import hashlib
 import json
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -268,12 +269,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--run-dir", type=Path, required=True, help="where output, report, run.json and result.json go")
     parser.add_argument("-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), dest="pairs", help="a parameter")
+    parser.add_argument("--parameters", type=json.loads, default={}, metavar="JSON", help="parameters as one JSON object")
     parser.add_argument("--resume", action="store_true", help="do nothing where this very run lies there, complete")
     parser.add_argument("--quiet", action="store_true", help="no progress")
     options = parser.parse_args(arguments)
     try:
         defaults = read_parameters(options.notebook)
-        parameters = {name: parse_value(value, defaults.get(name)) for name, value in options.pairs}
+        parameters = {**options.parameters, **{name: parse_value(value, defaults.get(name)) for name, value in options.pairs}}
         run = run_notebook(options.notebook, options.run_dir, parameters, resume=options.resume, progress=not options.quiet)
     except (ConfigError, KernelError, NotebookError) as error:
         print(error, file=sys.stderr)
@@ -282,5 +284,10 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt("told to stop")
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, _interrupted)  # whoever stops this process gets a record and no kernel left behind
     sys.exit(main())
