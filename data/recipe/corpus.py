@@ -40,6 +40,9 @@ class Batch:
     answers: Tensor
     first: int
 
+    def to(self, device: torch.device) -> Batch:
+        return Batch(self.tokens.to(device), self.states.to(device), self.answers.to(device), self.first)
+
 
 def load(folder: Path, name: str = "text-*.safetensors") -> list[Conversation]:
     """All conversations in the shards of `folder` whose file name matches `name`, in file order."""
@@ -57,7 +60,8 @@ def load(folder: Path, name: str = "text-*.safetensors") -> list[Conversation]:
 def split(conversations: list[Conversation]) -> tuple[list[Conversation], list[Conversation]]:
     """Training and held-out conversations; the two share no prompt, whichever folder a conversation is from."""
     held_out = [c for c in conversations if c.prompt_id % HELD_OUT == 0]
-    return [c for c in conversations if c.prompt_id % HELD_OUT], held_out[:HELD_OUT_SIZE]
+    every = max(len(held_out) // HELD_OUT_SIZE, 1)  # some of each folder
+    return [c for c in conversations if c.prompt_id % HELD_OUT], held_out[::every][:HELD_OUT_SIZE]
 
 
 def answer_counts(conversations: list[Conversation], vocab_size: int) -> Tensor:
@@ -68,10 +72,15 @@ def answer_counts(conversations: list[Conversation], vocab_size: int) -> Tensor:
     return counts
 
 
-def draft_vocabulary(conversations: list[Conversation], vocab_size: int, size: int) -> Tensor:
-    """The `size` most frequent answer tokens, ascending int64; ties and unseen tokens go to the lower id (BPE ids grow rarer)."""
-    order = answer_counts(conversations, vocab_size).argsort(descending=True, stable=True)
-    return order[:size].sort().values
+def draft_vocabulary(conversations: list[Conversation], vocab_size: int, size: int, known: Tensor | None = None) -> Tensor:
+    """The `size` most frequent answer tokens, ascending int64; ties and unseen tokens go to the lower id (BPE ids grow rarer).
+
+    known: tokens that are in it whatever their count.
+    """
+    counts = answer_counts(conversations, vocab_size)
+    if known is not None:
+        counts[known] = counts.max() + 1
+    return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def batches(conversations: list[Conversation], size: int, seed: str) -> list[list[Conversation]]:

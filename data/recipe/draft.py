@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-CHUNK = 256  # rows of logits held at once
+CHUNK = 256  # rows of logits held at once on a CPU
+CUDA_CHUNK = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +222,9 @@ class HeadLoss(torch.autograd.Function):
         states, half = states.to(dtype), head.to(dtype)
         of_states, of_head = torch.empty_like(states), torch.zeros_like(head)
         loss = torch.zeros((), device=states.device)
-        for begin in range(0, final.shape[0], CHUNK):
-            part = slice(begin, begin + CHUNK)
+        chunk = CUDA_CHUNK if states.is_cuda else CHUNK
+        for begin in range(0, final.shape[0], chunk):
+            part = slice(begin, begin + chunk)
             target = F.linear(final[part], rows).softmax(-1)
             q = torch.empty(steps, *target.shape, dtype=dtype, device=target.device)
             for j in range(steps):

@@ -27,14 +27,14 @@ def foresight(
         For each conversation, (hits, greedy): hits bool [steps, T], hits[j, t] says whether step j at column t names the verifier's
         most likely token over its full vocabulary; greedy bool [T], whether the text itself has that token there.
     """
-    batch = collate(group)
-    with torch.autocast("cpu", torch.bfloat16):
+    batch = collate(group).to(embedding.device)
+    with torch.autocast(embedding.device.type, torch.bfloat16):
         outputs = draft(embedding[batch.tokens.roll(-1, 1)], batch.states[..., : -draft.config.hidden_size], batch.first, steps)
     rows, columns = batch.answers.nonzero(as_tuple=True)
-    best = torch.full(batch.tokens.shape, -1)
+    best = torch.full_like(batch.tokens, -1)
     final = batch.states[rows, columns + 1, -draft.config.hidden_size :]
     best[rows, columns] = torch.cat([F.linear(part, head).argmax(-1) for part in final.split(1024)])
-    hits = torch.zeros(len(group), steps, best.shape[1], dtype=torch.bool)
+    hits = torch.zeros(len(group), steps, best.shape[1], dtype=torch.bool, device=best.device)
     weight = draft.lm_head.weight.to(torch.bfloat16)
     for j, output in enumerate(outputs):
         allowed = columns >= batch.first + j
@@ -44,7 +44,7 @@ def foresight(
         hits[r, j, t] = vocabulary[guess] == best[r, t]
     following = batch.tokens.roll(-2, 1)
     greedy = (best == following) & batch.answers
-    return [(hits[i, :, : len(c.tokens)], greedy[i, : len(c.tokens)]) for i, c in enumerate(group)]
+    return [(hits[i, :, : len(c.tokens)].cpu(), greedy[i, : len(c.tokens)].cpu()) for i, c in enumerate(group)]
 
 
 def conditional(found: list[tuple[Tensor, Tensor]], conversations: list[Conversation]) -> list[tuple[int, int]]:

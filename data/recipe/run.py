@@ -1,61 +1,109 @@
-"""The whole recipe: prompts, the verifier's answers, a second reading by the quantized verifier, training.
+"""The whole recipe: prompts, the verifiers' answers, training. One script for a laptop's night or for a short lease of a GPU.
 
-What enters: the bundled verifiers, and a folder for everything that is written on the way. What leaves: a trained draft in that folder.
-Every part goes on where an interrupted run stopped; `data/draft` is not touched.
+What enters: the bundled verifiers, and a folder for everything that is written on the way. What leaves: a trained draft and a manifest in
+that folder. Every part goes on where an interrupted run stopped; `data/draft` is not touched.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
+import json
+import random
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
-from export import AUX_LAYERS
+from export import AUX_LAYERS, versions
 from generate import write_text
+from invent import invent
 from prompts import training_prompts
 from states import reread
 from train import Settings, Verifier, train
+from varied import varied_prompts
+from verifiers import load_bundled
 
 from specbench.bundled import bundled_verifier
-from specbench.models.decoder import Decoder
-from specbench.pair import Pair, open_checkpoint
 from specbench.text import encode, load_tokenizer
-from specbench.verifier import load_verifier
 
-STAGES = (  # what the committed draft went through: see README.md
-    Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.4, save_minutes=5),
-    Settings(epochs=1, matrix_lr=2e-3, first_step_only=1.0, hold=0.99, warmup=10, save_minutes=5),
-    Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.3, warmup=5, save_minutes=5),
+STAGES = (  # what the committed draft went through, and on which text: see README.md
+    (("templates",), Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.4, save_minutes=5)),
+    (("templates",), Settings(epochs=1, matrix_lr=2e-3, first_step_only=1.0, hold=0.99, warmup=10, save_minutes=5)),
+    (("templates", "templates-w4a16"), Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.3, warmup=5, save_minutes=5)),
 )
 
 
-def load(name: str) -> Decoder:
-    """A bundled verifier that multiplies bf16 weights, dequantized where they are quantized."""
-    checkpoint = open_checkpoint(bundled_verifier(name))
-    return load_verifier(Pair(checkpoint, checkpoint), dtype="bfloat16", packed=False)
+def within(minutes: float) -> Callable[[], bool]:
+    """A clock that says when `minutes` from now are over."""
+    end = time.monotonic() + 60 * minutes
+    return lambda: time.monotonic() > end
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """All text of the recipe; returns prompt counts and hashes."""
+    writers = {name: load_bundled(name, given.device) for name in ("bf16", "w4a16")}
+    tokenizer = load_tokenizer(writers["bf16"])
+    invented = invent(writers["bf16"], tokenizer, work / "invented", given.invented, batch=given.batch)
+    templates = training_prompts()[: given.templates]
+    rows = [json.loads(line) for line in invented.read_text().splitlines()] + varied_prompts(given.varied)
+    random.Random(1).shuffle(rows)
+    told = {}
+    for folder, writer, chosen, tokens, sampled in (
+        ("templates", "bf16", templates, 220, 0.3),
+        ("own-bf16", "bf16", rows[::2], 150, 0.1),
+        ("own-w4a16", "w4a16", rows[1::2], 150, 0.1),
+    ):
+        listed = work / f"{folder}.jsonl"
+        listed.write_text("".join(json.dumps(row) + "\n" for row in chosen))
+        write_text(
+            writers[writer],
+            [encode(tokenizer, row["prompt"]) for row in chosen],
+            work / folder,
+            aux_layers=AUX_LAYERS,
+            eos_ids=writers[writer].eos_ids,
+            max_new_tokens=tokens,
+            batch=given.batch,
+            sampled_share=sampled,
+            until=within(given.minutes),
+        )
+        told[folder] = {"prompts": len(chosen), "sha256": digest(listed), "writer": writer}
+    reread(writers["w4a16"], work / "templates", work / "templates-w4a16", aux_layers=AUX_LAYERS, until=within(given.minutes))
+    return told
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("work", type=Path, help="folder for text and training states; some GB")
-    parser.add_argument("--conversations", type=int, default=3400, help="how many prompts are answered")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--batch", type=int, help="conversations written side by side; 192 on a CPU, 768 on a GPU")
+    parser.add_argument("--templates", type=int, default=3400, help="prompts of prompts.py that are answered")
+    parser.add_argument("--varied", type=int, default=6400, help="prompts of varied.py that are made")
+    parser.add_argument("--invented", type=int, default=2775, help="prompts that the verifier invents")
+    parser.add_argument("--minutes", type=float, default=1e6, help="at most, for each piece of text and each stage of training")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
+    given.batch = given.batch or (768 if given.device.startswith("cuda") else 192)
     torch.set_num_threads(given.threads)
+    given.work.mkdir(parents=True, exist_ok=True)
 
-    verifier = load("bf16")
-    tokenizer = load_tokenizer(verifier)
-    encoded = [encode(tokenizer, p["prompt"]) for p in training_prompts()[: given.conversations]]
-    text, quantized = given.work / "text", given.work / "text-w4a16"
-    write_text(verifier, encoded, text, aux_layers=AUX_LAYERS, eos_ids=verifier.eos_ids)
-    reread(load("w4a16"), text, quantized, aux_layers=AUX_LAYERS)
-
-    weights, begin_from = Verifier(bundled_verifier("bf16")), None
-    for number, settings in enumerate(STAGES, 1):
+    started = time.time()
+    told = write_answers(given.work, given)
+    weights, begin_from = Verifier(bundled_verifier("bf16"), given.device), None
+    for number, (folders, settings) in enumerate(STAGES, 1):
         out = given.work / f"stage-{number}"
         if not (out / "training.json").exists():
-            train(weights, [text, quantized] if number == len(STAGES) else [text], out, settings, begin_from)
+            train(weights, [given.work / name for name in folders], out, settings, begin_from)
         begin_from = out
+    manifest = {"text": told, "versions": versions(), "device": given.device, "seconds_of_this_call": round(time.time() - started)}
+    (given.work / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 
 
 if __name__ == "__main__":

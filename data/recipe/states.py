@@ -47,11 +47,11 @@ def reread(
 
 def _states(verifier: Any, group: list[Conversation], aux_layers: tuple[int, ...]) -> list[Tensor]:
     """[T, (K + 1) * hidden] for each conversation; the last row is zero, because nothing was predicted from it."""
-    tokens = collate(group).tokens
+    tokens = collate(group).tokens.to(verifier.device)
     rows, length = tokens.shape
-    step = verifier.step(torch.arange(length).expand(rows, -1), length)
+    step = verifier.step(torch.arange(length, device=tokens.device).expand(rows, -1), length)
     hidden, aux = verifier(tokens, step, verifier.new_cache(length, rows), aux_layers)
-    both = torch.cat((aux, hidden), -1).to(torch.bfloat16)
+    both = torch.cat((aux, hidden), -1).to("cpu", torch.bfloat16)
     found = [both[i, : len(c.tokens)].clone() for i, c in enumerate(group)]
     for state in found:
         state[-1] = 0

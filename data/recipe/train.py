@@ -31,6 +31,9 @@ class Settings:
     matrix_lr, head_lr, other_lr: peak learning rates of fc and the layer, of lm_head, of the norms.
     hold: share of the run at the peak rate, before the linear fall. first_step_only: share of the run that trains step 0 alone.
     muon, warm: Muon for the matrices (else AdamW); start from the verifier's last layer and head (else at random).
+    draft_vocab_size: more than the draft that training begins from has: its vocabulary is extended (`extend_head`).
+    target_temperature: of the verifier's distribution in the loss; below 1 its first choice counts for more.
+    reachable_only: leave out columns whose next token is outside the draft vocabulary.
     """
 
     epochs: int = 3
@@ -50,6 +53,8 @@ class Settings:
     embedding_scale: float = 0.02
     norm_before_residual: bool = True
     draft_vocab_size: int = 8192
+    target_temperature: float = 1.0
+    reachable_only: bool = False
     seed: int = 0
     save_minutes: float = 3.0
 
@@ -57,11 +62,11 @@ class Settings:
 class Verifier:
     """What training needs of the verifier: embedding and head rows, and the weights that the draft starts from."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.config, tensors = read_verifier(folder)
         last = f"model.layers.{self.config['num_hidden_layers'] - 1}."
-        self.embedding = tensors["model.embed_tokens.weight"].to(torch.bfloat16)
-        self.head = tensors.get("lm_head.weight", self.embedding).to(torch.bfloat16)
+        self.embedding = tensors["model.embed_tokens.weight"].to(device, torch.bfloat16)
+        self.head = tensors.get("lm_head.weight", self.embedding).to(device, torch.bfloat16)
         self.norm = tensors["model.norm.weight"].float()
         self.last_layer = {name.removeprefix(last): t.float() for name, t in tensors.items() if name.startswith(last)}
 
@@ -81,7 +86,7 @@ def new_draft(verifier: Verifier, settings: Settings, vocabulary: Tensor, sample
     if settings.warm:
         last = torch.cat([x.states[x.prompt_length : -1, -2 * hidden : -hidden] for x in sample[:64]])
         scale = float(last.float().pow(2).mean().sqrt())
-        warm_start(draft, verifier.last_layer, verifier.norm, verifier.head[vocabulary].float(), scale, settings.embedding_scale)
+        warm_start(draft, verifier.last_layer, verifier.norm, verifier.head.cpu()[vocabulary].float(), scale, settings.embedding_scale)
     return draft
 
 
@@ -102,23 +107,58 @@ def optimizers(draft: Draft, s: Settings) -> list[torch.optim.Optimizer]:
     return made
 
 
+@torch.no_grad()
+def extend_head(draft: Draft, old: Draft, where: Tensor, rows: Tensor) -> None:
+    """Copy `old` into `draft`, whose vocabulary holds the old one at the places `where`.
+
+    A new head row is what the linear map that best takes the verifier's rows to the trained ones makes of the verifier's row.
+
+    Args:
+        rows: [draft_vocab_size, hidden], the verifier's head rows of the new vocabulary.
+    """
+    trained = old.lm_head.weight
+    learned = torch.linalg.lstsq(rows[where].float(), trained).solution
+    values = {name: p for name, p in old.state_dict().items() if name != "lm_head.weight"}
+    draft.load_state_dict({**values, "lm_head.weight": (rows.float() @ learned).index_copy(0, where, trained)})
+
+
+def begin(verifier: Verifier, s: Settings, fit: list[Conversation], begin_from: Path | None) -> tuple[Draft, Tensor]:
+    """The draft as it enters training, and its vocabulary."""
+    vocab_size = verifier.config["vocab_size"]
+    if begin_from is None:
+        vocabulary = draft_vocabulary(fit, vocab_size, s.draft_vocab_size)
+        return new_draft(verifier, s, vocabulary, fit), vocabulary
+    known = read_vocabulary(begin_from)
+    old = new_draft(verifier, s, known, fit)
+    load_weights(old, begin_from)
+    if s.draft_vocab_size <= len(known):
+        return old, known
+    vocabulary = draft_vocabulary(fit, vocab_size, s.draft_vocab_size, known)
+    draft = new_draft(verifier, s, vocabulary, fit)
+    extend_head(draft, old, torch.searchsorted(vocabulary, known), verifier.head.cpu()[vocabulary])
+    return draft, vocabulary
+
+
 def loss_of(
-    draft: Draft, verifier: Verifier, rows: Tensor, group: list[Conversation], step_weights: tuple[float, ...]
+    draft: Draft, verifier: Verifier, vocabulary: Tensor, group: list[Conversation], step_weights: tuple[float, ...], s: Settings
 ) -> tuple[Tensor, int]:
-    """Summed loss of one batch and its number of answer columns; divide by them for the mean."""
-    batch = collate(group)
-    hidden = draft.config.hidden_size
-    with torch.autocast("cpu", torch.bfloat16):
+    """Summed loss of one batch and its number of columns; divide by them for the mean."""
+    batch = collate(group).to(verifier.embedding.device)
+    hidden, answers = draft.config.hidden_size, batch.answers
+    if s.reachable_only:
+        answers = answers & torch.isin(batch.tokens.roll(-2, 1), vocabulary)
+    with torch.autocast(answers.device.type, torch.bfloat16):
         outputs = draft(verifier.embedding[batch.tokens.roll(-1, 1)], batch.states[..., :-hidden], batch.first, len(step_weights))
-        row, column = batch.answers.nonzero(as_tuple=True)
-        begin = batch.answers.int().argmax(1)[row]
+        row, column = answers.nonzero(as_tuple=True)
+        drafting = batch.answers.int().argmax(1)[row]  # the first column of each conversation
         states, weights = [], []
         for j, output in enumerate(outputs):
-            reached = column >= begin + j
+            reached = column >= drafting + j
             states.append(output[row, (column - batch.first - j).clamp_min(0)])
             weights.append(reached * step_weights[j])
         stacked = draft.norm(torch.stack(states))
-    final = batch.states[row, column + 1, -hidden:]
+    final = batch.states[row, column + 1, -hidden:] / s.target_temperature
+    rows = verifier.head[vocabulary]
     loss = HeadLoss.apply(stacked, torch.stack(weights).float(), draft.lm_head.weight, final, rows)  # type: ignore[no-untyped-call]
     return loss, len(row)
 
@@ -130,20 +170,21 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         folders: shards; a second folder holds the states of another verifier (a quantized one) over the same or more text.
         begin_from: a finished draft to go on from, with its vocabulary, instead of a fresh one.
     """
+    device = verifier.embedding.device
     out.mkdir(parents=True, exist_ok=True)
     saved = out / "training.pt"
-    state: dict[str, Any] = torch.load(saved, weights_only=True) if saved.exists() else {}
+    state: dict[str, Any] = torch.load(saved, map_location=device, weights_only=True) if saved.exists() else {}
     conversations = [c for folder in folders for c in load(folder)]
     count = state.get("conversations", len(conversations))
     if count > len(conversations):
         raise SystemExit(f"{saved} was trained on {count} conversations, but {', '.join(map(str, folders))} hold {len(conversations)}")
     fit, held_out = split(conversations[:count] if len(folders) == 1 else conversations)
-    vocabulary = state["vocabulary"] if state else read_vocabulary(begin_from) if begin_from else draft_vocabulary(
-        fit, verifier.config["vocab_size"], s.draft_vocab_size
-    )
-    draft = new_draft(verifier, s, vocabulary, fit)
-    if begin_from:
-        load_weights(draft, begin_from)
+    if state:
+        vocabulary = state["vocabulary"]
+        draft = new_draft(verifier, s, vocabulary, fit)
+    else:
+        draft, vocabulary = begin(verifier, s, fit, begin_from)
+    draft, vocabulary = draft.to(device), vocabulary.to(device)
     engines = optimizers(draft, s)
     position: dict[str, Any] = {"step": 0, "seconds": 0.0}
     history: list[dict[str, Any]] = state.get("history", [])
@@ -152,14 +193,13 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         for engine, values in zip(engines, state["optimizers"], strict=True):
             engine.load_state_dict(values)
         position = state["position"]
-    rows = verifier.head[vocabulary]
     per_epoch = -(-len(fit) // s.batch)
     total = min(per_epoch * s.epochs, s.max_steps or per_epoch * s.epochs)
 
     def save() -> None:
         torch.save(
             {"draft": draft.state_dict(), "optimizers": [e.state_dict() for e in engines], "position": position,
-             "vocabulary": vocabulary, "conversations": len(conversations[:count]), "history": history}, f"{saved}.partial",
+             "vocabulary": vocabulary.cpu(), "conversations": len(conversations[:count]), "history": history}, f"{saved}.partial",
         )
         Path(f"{saved}.partial").rename(saved)
 
@@ -178,7 +218,7 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         for engine in engines:
             for group in engine.param_groups:
                 group["lr"] = group["peak"] * scale
-        loss, columns = loss_of(draft, verifier, rows, order[index], step_weights)
+        loss, columns = loss_of(draft, verifier, vocabulary, order[index], step_weights, s)
         (loss / columns).backward()
         torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
         for engine in engines:
@@ -203,7 +243,7 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         "begin_from": json.loads((begin_from / "training.json").read_text()) if begin_from else None, "versions": versions(),
     }
     save()
-    save_draft(draft, vocabulary, verifier.config, out)
+    save_draft(draft.cpu(), vocabulary.cpu(), verifier.config, out)
     (out / "training.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
@@ -216,10 +256,11 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings, JSON values")
     parser.add_argument("--begin-from", type=Path, help="a finished draft to go on from")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     given = parser.parse_args()
     torch.set_num_threads(given.threads)
     settings = Settings(**{name: json.loads(value) for name, value in (item.split("=", 1) for item in given.set)})
-    manifest = train(Verifier(given.verifier), given.text, given.out, settings, given.begin_from)
+    manifest = train(Verifier(given.verifier, given.device), given.text, given.out, settings, given.begin_from)
     print(json.dumps({k: manifest[k] for k in ("tokens", "steps", "seconds", "held_out")}))
 
 
