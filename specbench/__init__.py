@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import plots as plots
+    from .bench.records import load_runs as load_runs
     from .bench.runner import benchmark as benchmark
     from .bundled import bundled_pair as bundled_pair
     from .failure_atlas import atlas as atlas
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from .pair import open_pair as open_pair
     from .plan import resolve as resolve
     from .text import generate as generate
+    from .text import stream as stream
     from .verifier import load_verifier as load_verifier
 
 _HOMES = {
@@ -27,10 +29,25 @@ _HOMES = {
     "load_draft": "load",
     "load_verifier": "verifier",
     "generate": "text",
+    "stream": "text",
     "benchmark": "bench.runner",
+    "load_runs": "bench.records",
 }
 _MODULES = ("plots",)
-__all__ = ["__version__", "atlas", "benchmark", "bundled_pair", "generate", "load_draft", "load_verifier", "open_pair", "plots", "resolve"]
+__all__ = [
+    "__version__",
+    "atlas",
+    "benchmark",
+    "bundled_pair",
+    "generate",
+    "load_draft",
+    "load_runs",
+    "load_verifier",
+    "open_pair",
+    "plots",
+    "resolve",
+    "stream",
+]
 __version__ = "0.1.0"
 
 

@@ -19,7 +19,8 @@ def synthetic_rows(verifier_format="bf16", ks=(0, 1, 3, 5), prompts=None, repeat
             for k in ks:
                 common = {
                     "run_id": run_id or f"run-{verifier_format}", "engine": "specbench", "verifier": "SmolLM2-135M-Instruct",
-                    "verifier_format": verifier_format, "draft": "data/draft", "policy": "draft", "k": k, "dtype": "bfloat16",
+                    "verifier_format": verifier_format, "draft": "data/draft", "policy": "draft",
+                    "proposer": "eagle3" if k else "", "k": k, "dtype": "bfloat16",
                     "device": "cpu", "threads": 2, "max_new_tokens": max_new_tokens, "prompt_set_hash": prompt_set_hash(prompts),
                     "question_id": prompt.question_id, "turn": 0, "category": prompt.category, "repeat": repeat,
                 }  # fmt: skip
@@ -44,7 +45,7 @@ def synthetic_rows(verifier_format="bf16", ks=(0, 1, 3, 5), prompts=None, repeat
                 rows.append(
                     Row(
                         **common, status="ok", finish_reason="length", num_prompt_tokens=40, num_output_tokens=tokens,
-                        accepted_per_round=accepted, proposed_per_round=proposed, token_ids=list(range(tokens)), prefill_s=0.1,
+                        accepted_per_round=accepted, proposed_per_round=proposed, depth_per_round=proposed, token_ids=list(range(tokens)), prefill_s=0.1,
                         draft_s=draft_s, verify_s=verify_s, other_s=other_s, decode_s=decode_s, total_s=0.1 + decode_s,
                     )  # fmt: skip
                 )

@@ -1,8 +1,12 @@
 """Prompt files are read whole or refused with the line that is wrong."""
+
 import collections
 import dataclasses
+import gzip
 import json
+from importlib.util import find_spec
 
+import pandas as pd
 import pytest
 
 from specbench.bench.prompts import Prompt, as_prompts, limit_per_category, load_prompts, prompt_set_hash
@@ -60,6 +64,90 @@ def test_bad_line_is_refused_with_its_number(tmp_path, line, says):
     with pytest.raises(DataError, match="line 3") as caught:
         load_prompts(path)
     assert says in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_the_shapes_that_circulate(tmp_path):
+    human = {"task_id": "HumanEval/12", "prompt": "def f():", "entry_point": "f", "test": "", "canonical_solution": ""}
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}, {"role": "user", "content": "z"}]
+    shapes = {
+        "mt": ({"prompt_id": 81, "category": "stem", "prompt": ["a", "b"]}, Prompt(81, "stem", ("a", "b")), "Apache-2.0, if"),
+        "he": (human, Prompt(12, "humaneval", ("def f():",)), "MIT, if it is humaneval"),
+        "gsm": ({"question": "1+1?", "answer": "#### 2"}, Prompt(1, "gsm8k", ("1+1?",)), "MIT, if it is gsm8k"),
+        "chat_mt": (GOOD | {"question_id": 160}, Prompt(160, "math", tuple(GOOD["turns"])), "Apache-2.0, if it is MT-Bench"),
+        "specb": ({"question_id": 9, "category": "rag", "turns": ["x"]}, Prompt(9, "rag", ("x",)), "Apache-2.0, if it is Spec-Bench"),
+        "mine": ({"question_id": 9, "category": "stem", "turns": ["x"]}, Prompt(9, "stem", ("x",)), "not stated"),
+        "chat": ({"messages": turns}, Prompt(1, "custom", ("x", "z")), "not stated"),
+        "text": ({"text": "x", "category": "c"}, Prompt(1, "c", ("x",)), "not stated"),
+        "alpaca": ({"instruction": "Sum up", "input": "this", "output": ""}, Prompt(1, "custom", ("Sum up\n\nthis",)), "not stated"),
+    }  # fmt: skip
+    for name, (row, prompt, licence) in shapes.items():
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(json.dumps(row))
+        found = load_prompts(path)
+        assert list(found) == [prompt] and found.licence.startswith(licence) and found.name == name
+    assert load_prompts(path, licence="mine").licence == "mine"
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        ([{"question": "q", "answer": "a"}, {"text": "x"}], "line 2: its keys .* are those of text, and all before it are of gsm8k"),
+        ([{"foo": 1}], r"line 1: it has the keys \['foo'\]; expected those of one shape \(questions: question_id"),
+        ([{"messages": [{"role": "system", "content": "be brief"}]}], r"roles \['system'\]"),
+        ([{"messages": [{"role": "assistant", "content": "y"}]}], r"turns is \[\]"),
+        ([{"messages": "hello"}], "messages is 'hello'"),
+        ([{"prompt": 3}], r"turns is \[3\]"),
+    ],
+)
+def test_a_line_of_no_shape_or_of_another(tmp_path, rows, says):
+    with pytest.raises(DataError, match=says):
+        load_prompts(write(tmp_path, *rows))
+
+
+def test_other_containers(tmp_path):
+    rows = [{"question": "q1", "answer": ""}, {"question": "q2", "answer": ""}]
+    expected = [Prompt(1, "gsm8k", ("q1",)), Prompt(2, "gsm8k", ("q2",))]
+    (tmp_path / "a.json").write_text(json.dumps(rows))
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"\n".join(json.dumps(row).encode() for row in rows)))
+    pd.DataFrame(rows).to_parquet(tmp_path / "c.parquet")
+    for name in ("a.json", "b.jsonl.gz", "c.parquet"):
+        assert list(load_prompts(tmp_path / name)) == expected and load_prompts(tmp_path / name).name == name[0]
+    (tmp_path / "d.json").write_text("{}")
+    with pytest.raises(DataError, match="a dict; expected a list"):
+        load_prompts(tmp_path / "d.json")
+
+
+def test_a_set_knows_its_licence_through_slices_and_limits():
+    prompts = load_prompts()
+    for part in (prompts, prompts[:3], limit_per_category(prompts, 1), as_prompts(prompts)):
+        assert (part.name, part.licence, part.source) == ("specbench", "CC0-1.0", "shipped with specbench")
+    assert prompts[0] == list(prompts)[0]
+    assert repr(prompts).startswith("64 prompts of specbench in 8 categories; licence: CC0-1.0; sha256 ")
+    own = as_prompts(["x"])
+    assert (own.name, own.licence) == ("", "not stated")
+    assert own.describe() == {"name": "", "source": "given by the caller", "licence": "not stated", "sha256": prompt_set_hash(own),
+                              "num_prompts": 1, "categories": {"custom": 1}}  # fmt: skip
+
+
+def test_a_data_set_of_the_hub_says_what_it_needs(monkeypatch):
+    monkeypatch.setattr("specbench.bench.prompts.find_spec", lambda _: None)
+    with pytest.raises(DataError, match=r"hub:openai/gsm8k needs the package datasets.*pip install 'specbench\[datasets\]'"):
+        load_prompts("hub:openai/gsm8k")
+
+
+@pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed (pip install 'specbench[datasets]')")
+def test_a_data_set_in_the_hubs_layout(tmp_path, monkeypatch):
+    """A folder takes the place of the hub id: the same library calls, without network."""
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "set").mkdir()
+    for split in ("train", "test"):
+        (tmp_path / "set" / f"{split}.jsonl").write_text(json.dumps({"question": f"{split}?", "answer": "1"}) + "\n")
+    with pytest.raises(DataError, match="has the splits test, train; say which: .*:default:|has the splits train, test; say which"):
+        load_prompts(f"hub:{tmp_path / 'set'}")
+    found = load_prompts(f"hub:{tmp_path / 'set'}::test")
+    assert list(found) == [Prompt(1, "gsm8k", ("test?",))] and found.licence.startswith("MIT, if")
+    (tmp_path / "set" / "train.jsonl").unlink()
+    assert len(load_prompts(f"hub:{tmp_path / 'set'}")) == 1, "the only split needs no name"
 
 
 def test_empty_file_and_missing_file(tmp_path):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..pair import Checkpoint
-from .prompts import Prompt, prompt_set_hash
+from .prompts import Prompt, as_prompts
 from .records import now
 
 PACKAGES = ("specbench", "torch", "transformers", "compressed-tensors", "safetensors", "huggingface_hub", "numpy", "pandas", "pyarrow")
@@ -37,7 +37,6 @@ def provenance(parameters: Mapping[str, Any], checkpoints: Mapping[str, Checkpoi
     Returns:
         argv, parameters, started (UTC), python, packages, git, machine, environment, checkpoints, prompts; JSON values only.
     """
-    categories = [prompt.category for prompt in prompts]
     return {
         "argv": sys.argv,
         "parameters": dict(parameters),
@@ -48,11 +47,7 @@ def provenance(parameters: Mapping[str, Any], checkpoints: Mapping[str, Checkpoi
         "machine": machine(),
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
         "checkpoints": {role: describe_checkpoint(checkpoint) for role, checkpoint in checkpoints.items()},
-        "prompts": {
-            "sha256": prompt_set_hash(prompts),
-            "num_prompts": len(prompts),
-            "categories": {name: categories.count(name) for name in dict.fromkeys(categories)},
-        },
+        "prompts": as_prompts(prompts).describe(),
     }
 
 
