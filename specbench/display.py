@@ -18,7 +18,7 @@ from .plot_style import DARK, GREEN, STYLE, VERMILION
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from .decode.engine import Generation
+    from .decode.request import Generation
     from .reproduce import Outcome
 
 # Tints of the plots' draft colour, one per draft position; deeper positions are darker.

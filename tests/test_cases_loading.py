@@ -115,14 +115,14 @@ def test_b006_an_embedding_of_another_width_is_never_shared(verifier: Path, tmp_
 
 @torch.inference_mode()
 def test_b007_proposals_are_mapped(verifier: Path, tmp_path: Path) -> None:
-    from specbench.decode.draft import EagleChain
+    from specbench.decode.draft import EagleDraft
 
     pair = sb.open_pair(verifier, draft(tmp_path / "d"))
     loaded = sb.load_draft(pair)
-    chain = EagleChain(loaded)
-    chain.begin(300)
-    chain.extend(TOKENS, torch.randn(1, 5, 192), 0)
-    proposals = chain.propose(200)
+    chain = EagleDraft(loaded)
+    chain.begin(1, 300)
+    chain.extend(TOKENS, torch.randn(1, 5, 192), torch.arange(5)[None], torch.tensor([4]), 0, 5, True)
+    proposals = chain.propose(200, torch.tensor([6]), 6).tokens
     assert bool((proposals % 4 == 0).all()) and proposals.max() > 64
     expanded = loaded.expand(torch.randn(64)).softmax(-1)
     assert expanded.shape == (256,) and bool((expanded[torch.arange(256) % 4 != 0] == 0).all()) and (expanded > 0).sum() == 64

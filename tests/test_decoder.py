@@ -140,17 +140,26 @@ def test_ragged_rows_equal_single_rows(model):
 
 
 @torch.inference_mode()
-def test_some_rows_of_a_cache_can_run_alone_in_any_order(model):
+def test_neighbouring_rows_of_a_cache_can_run_alone(model):
     tokens, more, cache = ids(4, 9), ids(2, 3, seed=4), model.new_cache(16, 4)
     run(model, tokens, cache)
     before = [layer.kv.clone() for layer in cache.layers]
-    rows = torch.tensor([[3], [1]])
-    got, _ = run(model, more, cache, 9, rows=rows)
-    for i, row in enumerate((3, 1)):
+    got, _ = run(model, more, cache, 9, row=1)
+    for i, row in enumerate((1, 2)):
         expected, _ = run(model, torch.cat((tokens[row], more[i]))[None], model.new_cache(16))
         assert close(got[i], expected[0, 9:])
     for old, layer in zip(before, cache.layers, strict=True):
-        assert torch.equal(layer.kv[:, [0, 2]], old[:, [0, 2]])
+        assert torch.equal(layer.kv[[0, 3]], old[[0, 3]])
+
+
+@torch.inference_mode()
+def test_a_causal_prompt_pass_equals_a_masked_one(pair):
+    native, _ = pair
+    tokens = ids(3, 40)
+    causal, masked = native.new_cache(40, 3), native.new_cache(40, 3)
+    assert close(run(native, tokens, causal, causal=True)[0], run(native, tokens, masked)[0])
+    for ours, theirs in zip(causal.layers, masked.layers, strict=True):
+        assert torch.allclose(ours.kv, theirs.kv, atol=1e-4)
 
 
 @torch.inference_mode()

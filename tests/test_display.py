@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specbench.decode.engine import Generation, Timing
+from specbench.decode.request import Generation, Timing
 from specbench.display import accepted_text, origins
 from specbench.errors import ConfigError
 

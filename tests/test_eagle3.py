@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tiny import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, draft_config, tiny_draft
 
 import specbench as sb
-from specbench.decode.draft import EagleChain
+from specbench.decode.draft import EagleDraft
 
 EPS, THETA, STEPS = 1e-5, 10000.0, 5
 
@@ -97,15 +97,17 @@ def test_the_proposer_follows_the_same_procedure_round_after_round(pair):
     """After a round only the verifier's true states count: drafted ones are written over."""
     draft, tensors, norm_before_residual = pair
     tokens, aux = pairs(30)
-    proposer = EagleChain(draft)
-    proposer.begin(48)
+    proposer = EagleDraft(draft)
+    proposer.begin(1, 48)
     end = 0
     for more, k in ((9, 5), (1, 4), (3, 1), (6, 7)):  # as if k - 1 ... proposals of the round before had been accepted or not
-        proposer.extend(tokens[None, end : end + more], aux[None, end : end + more], end)
+        positions, last = torch.arange(end, end + more)[None], torch.tensor([more - 1])
+        proposer.extend(tokens[None, end : end + more], aux[None, end : end + more], positions, last, 0, end + more, end == 0)
         end += more
+        lengths = torch.tensor([end + 1])
         expected, _ = chain(tensors, tokens[:end], aux[:end], norm_before_residual, k)
-        assert proposer.propose(k).tolist() == [expected]
-        assert proposer.propose(1).tolist() == [expected[:1]]
+        assert proposer.propose(k, lengths, end + 1).tokens.tolist() == [expected]
+        assert proposer.propose(1, lengths, end + 1).tokens.tolist() == [expected[:1]]
 
 
 @torch.inference_mode()

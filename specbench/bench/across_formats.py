@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..decode.draft import EagleChain
+from ..decode.draft import EagleDraft
 from ..decode.verify import verify
 
 if TYPE_CHECKING:
@@ -100,28 +100,30 @@ def compare_formats(names: Sequence[str], prompts: Any, **options: Any) -> pd.Da
 def round_costs(verifier: Decoder, draft: Eagle3, k: int) -> dict[str, float]:
     """Median seconds of one pass over one new token (plain_s), over k + 1 (verify_s), and of the draft's part of a round (draft_s)."""
     length = CONTEXT + 2 * (k + 2)
+    device = verifier.device
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(0, verifier.config.vocab_size, (1, length), generator=generator).to(verifier.device)
-    slots = torch.arange(length, device=verifier.device)[None]
+    ids = torch.randint(0, verifier.config.vocab_size, (1, length), generator=generator).to(device)
+    slots = torch.arange(length, device=device)[None]
     cache, aux_layers = verifier.new_cache(length), draft.aux_layers
-    context = verify(verifier, cache, ids[:, :CONTEXT], slots[:, :CONTEXT], CONTEXT, aux_layers)
-    chain = EagleChain(draft)
-    chain.begin(length)
-    chain.extend(ids[:, 1 : CONTEXT + 1], context.aux, 0)
-
-    def over(rows: int, layers: tuple[int, ...]) -> Any:
-        end = CONTEXT + rows
-        return verify(verifier, cache, ids[:, CONTEXT:end], slots[:, CONTEXT:end], end, layers)
+    context, lengths = slots[:, :CONTEXT], torch.tensor([CONTEXT + 1], device=device)
+    _, aux = verifier(ids[:, :CONTEXT], verifier.step(context, CONTEXT, causal=True), cache, aux_layers)
+    chain = EagleDraft(draft)
+    chain.begin(1, length)
+    chain.extend(ids[:, 1 : CONTEXT + 1], aux, context, lengths - 2, 0, CONTEXT, True)
+    pending, proposal = ids[:, CONTEXT : CONTEXT + 1], chain.propose(k, lengths, CONTEXT + 1)
+    scored = verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers)
 
     def draft_round() -> None:
-        chain.propose(k)
-        chain.extend(ids[:, CONTEXT + 1 : CONTEXT + k + 2], verified.aux, CONTEXT)
+        chain.propose(k, lengths, CONTEXT + 1)
+        end = CONTEXT + k + 1
+        chain.extend(ids[:, CONTEXT + 1 : end + 1], scored.aux, slots[:, CONTEXT:end], lengths * 0 + k, 0, end, False)
 
-    verified = over(k + 1, aux_layers)
     return {
-        "plain_s": _median(lambda: over(1, ()), verifier.device),
-        "verify_s": _median(lambda: over(k + 1, aux_layers), verifier.device),
-        "draft_s": _median(draft_round, verifier.device),
+        "plain_s": _median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores.argmax(-1), device),
+        "verify_s": _median(
+            lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device
+        ),
+        "draft_s": _median(draft_round, device),
     }
 
 

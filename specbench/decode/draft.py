@@ -1,11 +1,13 @@
-"""Draft: propose a chain of tokens, one draft step after another.
+"""Draft: take in what was committed, propose what may follow.
 
-What enters: the draft's state after the last committed token. What leaves: proposed verifier ids. It does not know the verifier's weights,
-text, or what will be accepted. A `Proposer` is anything with these three methods; the EAGLE-3 draft is one.
+What enters: committed pairs (token i + 1, the verifier's state i) of every sequence. What leaves: proposed verifier ids, as a chain or a
+tree. It does not know the verifier's weights, text, or what will be accepted. A `Proposer` is anything with these methods; the EAGLE-3
+draft is one.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -13,47 +15,96 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..models.eagle3 import Eagle3
+from .sampling import PROPOSE, Settings, draw, probabilities, uniform
+from .tree import Tree, grow
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Proposed ids of b sequences.
+
+    tokens: int64 [b, m]. parents: int64 [b, m] for a tree, the index of each token's parent, 0 the pending token, i + 1 proposal i; parents
+    come before their children. None for a chain. depths: int64 [b, m], 1 for children of the pending token; None for a chain. longest: the
+    greatest depth. drawn_from: float32 [b, m, draft_vocab], the distribution that each was drawn from, of the verifier's ids in targets
+    int64 [draft_vocab]; None where they are the draft's best.
+    """
+
+    tokens: Tensor
+    longest: int
+    parents: Tensor | None = None
+    depths: Tensor | None = None
+    drawn_from: Tensor | None = None
+    targets: Tensor | None = None
 
 
 class Proposer(Protocol):
-    """What the decode loop needs from a draft. Positions are those of the states; every id is the verifier's."""
+    """What the decode loop needs from a draft. Every id is the verifier's; rows are the batch's."""
 
-    def begin(self, length: int) -> None:
-        """Start a sequence of at most `length` tokens."""
+    width: int  # of the auxiliary states that it reads; 0 reads none
 
-    def extend(self, tokens: Tensor, aux: Tensor | None, start: int) -> None:
-        """Take in committed pairs: `tokens` [1, n], token i + 1 beside the auxiliary states `aux` [1, n, K * hidden] of position i, from
-        i = start on; None where no layers were asked for."""
+    def begin(self, rows: int, length: int) -> None:
+        """Make room for `rows` sequences of at most `length` tokens."""
 
-    def propose(self, count: int) -> Tensor:
-        """The next `count` ids, int64 [1, count], following the last extended pair."""
+    def extend(self, tokens: Tensor, aux: Tensor | None, positions: Tensor, last: Tensor, row: int, limit: int, causal: bool) -> None:
+        """Take in pairs: tokens [b, n], states [b, n, width], positions [b, n] of the states, for rows row .. row + b - 1. What comes after
+        index last [b] is no pair. limit: one more than the highest position. causal: positions are 0 .. n - 1."""
+
+    def propose(self, count: int, lengths: Tensor, longest: int, settings: Settings | None) -> Proposal:
+        """`count` ids in a chain for the first b rows, which have lengths [b] tokens, `longest` at most; drawn with `settings`, or the
+        best ones without."""
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Row `source` over row `target`."""
 
 
-class EagleChain:
-    """A greedy EAGLE-3 chain: each step feeds back its own state and its own best token."""
+class EagleDraft:
+    """An EAGLE-3 draft over a static cache: a chain of its own best (or drawn) tokens, or with `tree` its best tree.
 
-    def __init__(self, draft: Eagle3) -> None:
-        self.draft = draft
+    The state that a step feeds back is its own; the pair of position i lies in slot i, as the verifier's token does.
+    """
 
-    def begin(self, length: int) -> None:
-        self.cache = self.draft.new_cache(length)
-        self.slots = torch.arange(length, device=self.draft.device)[None]
+    def __init__(self, draft: Eagle3, tree: Tree | None = None) -> None:
+        self.draft, self.tree = draft, tree
+        self.width = draft.config.num_aux_layers * draft.config.target_hidden_size
 
-    def extend(self, tokens: Tensor, aux: Tensor | None, start: int) -> None:
-        if aux is None:
-            raise ConfigError("an EAGLE-3 draft reads auxiliary states of the verifier; pass aux_layers=draft.aux_layers")
-        end = start + tokens.shape[1]
-        step = self.draft.step(self.slots[:, start:end], end, masked=tokens.shape[1] > 1)
-        self.hidden = self.draft(tokens, self.draft.fuse(aux), step, self.cache)[:, -1:]
-        self.end = end
+    def begin(self, rows: int, length: int) -> None:
+        vocab = self.draft.config.draft_vocab_size
+        if self.tree is not None and self.tree.top_k > vocab:
+            raise ConfigError(f"tree has top_k {self.tree.top_k}; the draft's vocabulary has {vocab} tokens")
+        self.cache = self.draft.new_cache(length + (self.tree.slots if self.tree else 0), rows)
+        self.hidden = torch.zeros(rows, 1, self.draft.config.hidden_size, dtype=self.draft.dtype, device=self.draft.device)
+        self.targets = self.draft.to_target(torch.arange(self.draft.config.draft_vocab_size, device=self.draft.device))
 
-    def propose(self, count: int) -> Tensor:
-        hidden, ids = self.hidden, []
+    def extend(
+        self, tokens: Tensor, aux: Tensor | None, positions: Tensor, last: Tensor, row: int = 0, limit: int = 0, causal: bool = False
+    ) -> None:
+        assert aux is not None, "the loop refuses an EAGLE-3 draft without states"
+        batch, n = tokens.shape
+        step = self.draft.step(positions, limit, row=row, masked=batch > 1 or n > 1, causal=causal)
+        hidden = self.draft(tokens, self.draft.fuse(aux), step, self.cache)
+        self.hidden[row : row + batch] = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))
+
+    def propose(self, count: int, lengths: Tensor, longest: int, settings: Settings | None = None) -> Proposal:
+        batch = lengths.shape[0]
+        if self.tree is not None:
+            return Proposal(*grow(self.draft, self.cache, self.hidden[:batch], lengths, longest, self.tree))
+        hidden, ids, distributions = self.hidden[:batch], [], []
         for j in range(count):
-            token = self.draft.to_target(self.draft.logits(hidden).argmax(-1))  # [1, 1]
+            scores = self.draft.logits(hidden)  # [b, 1, draft_vocab]
+            if settings is None:
+                best = scores.argmax(-1)
+            else:
+                shares = probabilities(torch.nan_to_num(scores.float()), settings)
+                best = draw(shares, uniform(settings.seed, lengths[:, None] + j, PROPOSE))
+                distributions.append(shares)
+            token = self.draft.to_target(best)  # [b, 1]
             ids.append(token)
             if j + 1 < count:
-                position = self.end + j
-                step = self.draft.step(self.slots[:, position : position + 1], position + 1, masked=False)
+                step = self.draft.step(lengths[:, None] - 1 + j, longest + j, masked=batch > 1)
                 hidden = self.draft(token, hidden, step, self.cache)
-        return torch.cat(ids, 1)
+        drawn_from = torch.cat(distributions, 1) if distributions else None
+        return Proposal(torch.cat(ids, 1), count, drawn_from=drawn_from, targets=self.targets)
+
+    def move(self, source: int, target: int, length: int) -> None:
+        self.cache.move(source, target, length)
+        self.hidden[target] = self.hidden[source]

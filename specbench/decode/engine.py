@@ -1,69 +1,368 @@
-"""The decode loop: draft -> verify -> accept -> commit.
+"""The decode loop: draft -> verify -> accept -> commit, over a batch of sequences that come and go.
 
-What enters: a verifier, a draft or none, prompt token ids. What leaves: token ids with the accepted count of every round and where the time
-went. It does not know text, files, quantization or devices.
+What enters: a verifier, a draft or none, requests of token ids. What leaves: an update per sequence and round, and generations with the
+accepted count of every round and where the time went. It does not know text, files or quantization.
 
-Bookkeeping, once: with `committed` tokens (prompt and output, the last one pending), both caches hold committed - 1 entries that matter.
-The verifier reads the pending token and the proposals at positions committed - 1 ...; the draft holds pairs (token i + 1, state i) for i <
-committed - 1. Rejected rows stay in their slots, seen by nobody, until the next round writes over them.
+Bookkeeping, once: with `committed` tokens (prompt and output, the last one pending), the verifier's cache holds committed - 1 entries that
+matter, and the draft has taken in at most as many pairs (token i + 1, state i); it catches up before it proposes. The verifier reads the
+pending token and the proposals at positions committed - 1 ... Rejected rows stay in their slots, seen by nobody, until they are written
+over. Active sequences are the first rows of every tensor: one that ends is replaced by the last, and new prompts join behind.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigError
-from ..models.decoder import Decoder
-from .draft import Proposer
-from .verify import accept, prefill, verify
+from .adaptive import AdaptiveK
+from .clock import StageClock
+from .draft import EagleDraft, Proposal, Proposer
+from .graphs import Graphs
+from .memory import check_fits
+from .request import FinishReason, Generation, Logprob, Request, Timing, Update
+from .rows import Rows
+from .sampling import choose, penalise
+from .tree import Tree
+from .verify import accept, verify
 
-FinishReason = Literal["eos", "length", "context"]
-
-
-@dataclass(slots=True)
-class Timing:
-    """Seconds. prefill_s ends with the first token; decode_s is everything after it: draft, verify and other."""
-
-    prefill_s: float = 0.0
-    draft_s: float = 0.0
-    verify_s: float = 0.0
-    decode_s: float = 0.0
-
-    @property
-    def other_s(self) -> float:
-        return self.decode_s - self.draft_s - self.verify_s
-
-    @property
-    def total_s(self) -> float:
-        return self.prefill_s + self.decode_s
+PROMPT_AREA = 8192  # tokens, padding counted, that a prompt pass over several sequences reads at most
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """One decoded sequence.
+class Options:
+    """How to decode. num_speculative_tokens: k, 0 is the verifier alone. batch_size: sequences at a time. draft_sampling: "greedy" proposes
+    the draft's best tokens at any temperature (as vLLM does by default), "probabilistic" draws them. adaptive: choose k per round, up to
+    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them."""
 
-    token_ids: generated ids, an EOS included. accepted_per_round: draft tokens that each round committed (the bonus token not counted; a
-    last round cut by EOS or a limit counts what was kept). proposed_per_round: draft tokens that each round really proposed.
+    num_speculative_tokens: int = 3
+    batch_size: int = 1
+    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+    adaptive: bool = False
+    graphs: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence_:
+    """The host's side of an active sequence; `drafted` mirrors Rows.drafted."""
+
+    index: int
+    request: Request
+    tokens: list[int]
+    limit: int
+    cut: FinishReason
+    stops: frozenset[int]
+    seed: int
+    admitted: float
+    drafted: int = 0
+    timing: Timing = field(default_factory=Timing)
+    accepted: list[int] = field(default_factory=list)
+    proposed: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    emitted_at: list[float] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    def generation(self, reason: FinishReason) -> Generation:
+        prompt = list(self.request.prompt_ids)
+        logprobs = self.logprobs if self.request.logprobs is not None else None
+        return Generation(
+            prompt, self.tokens[len(prompt) :], self.accepted, self.proposed, reason, self.timing, self.nodes, self.emitted_at, self.seed,
+            logprobs,
+        )  # fmt: skip
+
+
+class Run:
+    """Requests on their way through a verifier and a draft. Iterating decodes, a round at a time, and yields what each sequence gained;
+    stopping early leaves a usable `generations()`.
+
+    Args:
+        verifier: `models.decoder.Decoder`, or anything with its methods (`models.hf`).
+        proposer: a draft; may be None where k is 0.
+        aux_layers: ascending ids of the verifier states that the proposer reads (see `Decoder.forward`).
+
+    Raises:
+        ConfigError: an empty prompt, ids outside the vocabulary, no room in the context, settings that contradict, or too little memory.
     """
 
-    prompt_ids: list[int]
-    token_ids: list[int]
-    accepted_per_round: list[int]
-    proposed_per_round: list[int]
-    finish_reason: FinishReason
-    timing: Timing = field(repr=False)
+    def __init__(
+        self, verifier: Any, proposer: Proposer | None, requests: Sequence[Request], options: Options, aux_layers: tuple[int, ...] = ()
+    ) -> None:
+        check(verifier, proposer, requests, options, aux_layers)
+        self.verifier, self.options, self.requests = verifier, options, list(requests)
+        self.proposer = proposer if options.num_speculative_tokens else None
+        self.tree: Tree | None = getattr(self.proposer, "tree", None)
+        self.k = self.tree.depth if self.tree else options.num_speculative_tokens if self.proposer else 0
+        self.block = 1 + (self.tree.nodes if self.tree else self.k)  # tokens that a round scores per sequence
+        self.aux_layers = aux_layers if self.proposer else ()
+        self.sampled = any(r.sampling.temperature > 0 for r in requests)
+        self.drawn = self.sampled and options.draft_sampling == "probabilistic"
+        self.logprobs = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
+        self.adaptive = AdaptiveK(self.k) if options.adaptive and self.proposer else None
+        self.waiting = list(range(len(requests)))
+        self.active: list[Sequence_] = []
+        self.finished: dict[int, Generation] = {}
+        self._allocate()
+        self.clock = StageClock(verifier.device)
+
+    def _allocate(self) -> None:
+        context = self.verifier.config.max_position_embeddings
+        longest = max(min(len(r.prompt_ids) + r.max_new_tokens, context) for r in self.requests)
+        length, rows = longest + self.block, min(self.options.batch_size, len(self.requests))
+        width = self.proposer.width if self.proposer else 0
+        penalised = any(r.sampling.penalised for r in self.requests)
+        draft = self.proposer.draft if isinstance(self.proposer, EagleDraft) else None
+        self.nbytes = check_fits(self.verifier, draft, width, rows, length, penalised)
+        self.length, self.batch_size = length, rows
+        self.cache = self.verifier.new_cache(length, rows)
+        if self.proposer:
+            self.proposer.begin(rows, length)
+        vocab = self.verifier.config.vocab_size
+        self.rows = Rows.empty(rows, length, width, self.block, vocab, penalised, self.verifier.dtype, self.verifier.device)
+        wanted = self.options.graphs is not False and self.verifier.device.type == "cuda"
+        self.graphs = Graphs(wanted, self.rows.tensors)
+
+    def __iter__(self) -> Iterator[Update]:
+        return self._rounds()
+
+    @torch.inference_mode()
+    def _rounds(self) -> Iterator[Update]:
+        while self.waiting or self.active:
+            if self.waiting and len(self.active) < self.batch_size:
+                yield from self.clock.leave(self._admit())
+            if self.active:
+                self.clock.restart()
+                k = self._choose_k()
+                proposal = self._draft(k) if k else None
+                self.clock.mark("draft")
+                committed, counts, logprobs = self._verify(proposal)
+                yield from self.clock.leave(self._commit(committed, counts, k, logprobs))
+
+    # --- the round
+
+    def _choose_k(self) -> int:
+        room = max(s.limit - len(s.tokens) - 1 for s in self.active)
+        if self.proposer is None or room <= 0:
+            return 0
+        if self.adaptive:
+            k = self.adaptive.choose(len(self.active))
+            return k if self.tree else min(k, room)
+        return self.k if self.tree or self.graphs.enabled else min(self.k, room)
+
+    def _draft(self, k: int) -> Proposal:
+        batch, proposer = len(self.active), self.proposer
+        assert proposer is not None
+        self._catch_up()
+        longest = self._longest()
+        settings = self.rows.settings.first(batch) if self.drawn else None
+        lengths = self.rows.lengths[:batch]
+        return self.graphs.run(("propose", batch, k, longest), lambda: proposer.propose(k, lengths, longest, settings))
+
+    def _catch_up(self) -> None:
+        """Let the draft take in all that was committed since it last looked."""
+        batch, proposer, rows = len(self.active), self.proposer, self.rows
+        assert proposer is not None
+        width = max(len(s.tokens) - 1 - s.drafted for s in self.active)
+        limit = max(s.drafted for s in self.active) + width
+        if self.graphs.enabled:
+            width, limit = max(width, self.k + 1), self.graphs.longest(limit + self.k + 1, self.length)
+
+        def extend() -> None:
+            tokens, states, positions, last = rows.waiting(batch, width)
+            proposer.extend(tokens, states, positions, last, 0, limit, False)
+            rows.drafted[:batch] = rows.lengths[:batch] - 1
+
+        self.graphs.run(("extend", batch, width, limit), extend)
+        for sequence in self.active:
+            sequence.drafted = len(sequence.tokens) - 1
+
+    def _longest(self) -> int:
+        return self.graphs.longest(max(len(s.tokens) for s in self.active), self.length - self.block + 1)
+
+    def _verify(self, proposal: Proposal | None) -> tuple[list[list[int]], list[int], list[list[Logprob]]]:
+        """Score, accept and commit on the device; the host learns tokens and counts from one small copy."""
+        batch, longest, rows = len(self.active), self._longest(), self.rows
+        lengths, settings = rows.lengths[:batch], rows.settings.first(batch)
+
+        def stage() -> tuple[Tensor, tuple[Tensor, ...] | None]:
+            scored = verify(self.verifier, self.cache, rows.pending(batch), proposal, lengths, longest, self.aux_layers)
+            found = accept(scored, proposal, settings, lengths, rows.allowed(batch, self.k), self.sampled)
+            scores, aux = scored.scores, scored.aux
+            if found.path is not None:
+                rows_of = torch.arange(batch, device=found.path.device)[:, None]
+                offset = torch.arange(found.path.shape[1], device=found.path.device)
+                self.cache.gather(lengths[:, None] - 1 + found.path, lengths[:, None] - 1 + offset.expand_as(found.path))
+                aux = None if aux is None else aux[rows_of, found.path]
+                scores = scores[rows_of, found.path] if self.logprobs is not None else scores
+            rows.keep(batch, aux)
+            rows.commit(batch, found.tokens, found.count)
+            top = None if self.logprobs is None else log_probabilities(scores, found.tokens, self.logprobs)
+            return torch.cat((found.count[:, None], found.tokens), 1), top
+
+        key = "verify", batch, longest, None if proposal is None else proposal.tokens.shape[1]
+        packed, top = self.graphs.run(key, stage)
+        self.clock.mark("verify")
+        table = packed.tolist()
+        return [row[1:] for row in table], [row[0] for row in table], unpack_logprobs(top, batch)
+
+    def _commit(self, committed: list[list[int]], counts: list[int], k: int, logprobs: list[list[Logprob]]) -> list[Update]:
+        """Take the round's tokens over to the host, and let finished sequences leave."""
+        times, now = self.clock.settle(), self.clock.elapsed()
+        updates, proposed = [], []
+        for place, sequence in enumerate(self.active):
+            possible = max(min(k, sequence.limit - len(sequence.tokens) - 1), 0)
+            new, reason = self._keep(sequence, committed[place][: counts[place] + 1])
+            cut = len(new) < counts[place] + 1
+            accepted = min(counts[place], len(new))
+            sequence.accepted.append(accepted)
+            sequence.proposed.append(accepted if cut else possible)
+            sequence.nodes.append((self.tree.nodes if self.tree else k) if k else 0)
+            sequence.emitted_at.append(now - sequence.admitted)
+            sequence.logprobs += logprobs[place][: len(new)] if logprobs else []
+            sequence.timing.draft_s += times["draft"]
+            sequence.timing.verify_s += times["verify"]
+            sequence.timing.decode_s = now - sequence.admitted - sequence.timing.prefill_s
+            proposed.append(possible)
+            updates.append(Update(sequence.index, new, accepted, sequence.proposed[-1], reason))
+        if self.adaptive:
+            self.adaptive.observe(k, len(self.active), times["draft"], times["verify"], counts, proposed)
+        self._release(updates)
+        if self.proposer and self.active and self.rows.states is not None:
+            most = self.rows.states.shape[1] - self.k - 1
+            if max(len(s.tokens) - 1 - s.drafted for s in self.active) > most:
+                self._catch_up()
+        return updates
+
+    def _keep(self, sequence: Sequence_, new: list[int]) -> tuple[list[int], FinishReason | None]:
+        """Append new tokens up to a stop or the limit. A stop counts before the limit, as it does one token at a time."""
+        reason: FinishReason | None = None
+        new = new[: sequence.limit - len(sequence.tokens)]
+        stop = next((i for i, token in enumerate(new) if token in sequence.stops), None)
+        if stop is not None:
+            new, reason = new[: stop + 1], "eos"
+        if sequence.request.ends_at is not None:
+            output = sequence.tokens[len(sequence.request.prompt_ids) :] + new
+            kept = sequence.request.ends_at(output, len(new))
+            if kept is not None and (reason is None or kept < len(output)):
+                new, reason = new[: len(new) - (len(output) - kept)], "stop"
+        sequence.tokens += new
+        if reason is None and len(sequence.tokens) >= sequence.limit:
+            reason = sequence.cut
+        return new, reason
+
+    def _release(self, updates: Iterable[Update]) -> None:
+        done = {u.request: u.finish_reason for u in updates if u.finish_reason is not None}
+        for row in reversed(range(len(self.active))):
+            sequence = self.active[row]
+            if sequence.index not in done:
+                continue
+            self.finished[sequence.index] = sequence.generation(done[sequence.index])  # type: ignore[arg-type]
+            last = len(self.active) - 1
+            if row != last:
+                self.rows.move(last, row)
+                self.cache.move(last, row, len(self.active[last].tokens))
+                if self.proposer:
+                    self.proposer.move(last, row, len(self.active[last].tokens))
+                self.active[row] = self.active[last]
+            self.active.pop()
+
+    # --- joining
+
+    def _admit(self) -> list[Update]:
+        """Read the next prompts that fit into free rows, in one pass padded on the right: the padding lies where output will be written."""
+        started = self.clock.elapsed()
+        joining: list[Sequence_] = []
+        while self.waiting and len(self.active) + len(joining) < self.batch_size:
+            longest = max(len(self.requests[self.waiting[0]].prompt_ids), *(len(s.tokens) for s in joining), 0)
+            if joining and longest * (len(joining) + 1) > PROMPT_AREA:
+                break
+            joining.append(self._sequence(self.waiting.pop(0), started))
+        first = self._prefill(joining)
+        self.active += joining
+        updates = []
+        for place, sequence in enumerate(joining):
+            new, reason = self._keep(sequence, [first[0][place]])
+            sequence.logprobs += first[1][place] if first[1] else []
+            sequence.emitted_at.append(sequence.timing.prefill_s)
+            updates.append(Update(sequence.index, new, 0, 0, reason))
+        self._release(updates)
+        return updates
+
+    def _sequence(self, index: int, now: float) -> Sequence_:
+        request = self.requests[index]
+        context = self.verifier.config.max_position_embeddings
+        limit = min(len(request.prompt_ids) + request.max_new_tokens, context)
+        cut: FinishReason = "length" if limit == len(request.prompt_ids) + request.max_new_tokens else "context"
+        stops = self.verifier.eos_ids if request.stop_ids is None else frozenset(request.stop_ids)
+        seed = request.sampling.seed if request.sampling.seed is not None else int(torch.randint(2**62, ()))
+        return Sequence_(index, request, list(request.prompt_ids), limit, cut, stops, seed, now)
+
+    def _prefill(self, joining: list[Sequence_]) -> tuple[list[int], list[list[Logprob]]]:
+        """The prompt pass of verifier and draft; the first token of each. The draft leaves the last pair for its first round."""
+        device, row, rows = self.verifier.device, len(self.active), self.rows
+        batch, longest = len(joining), max(len(s.tokens) for s in joining)
+        end = row + batch
+        tokens = torch.zeros(batch, longest, dtype=torch.int64)
+        for place, sequence in enumerate(joining):
+            tokens[place, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
+            rows.settings.set(row + place, sequence.request.sampling, sequence.seed, torch.tensor(sequence.tokens, device=device))
+        lengths = torch.tensor([len(s.tokens) for s in joining], device=device)
+        tokens = tokens.to(device)
+        rows.tokens[row:end, :longest] = tokens
+        rows.lengths[row:end] = lengths
+        rows.limits[row:end] = torch.tensor([s.limit for s in joining], device=device)
+        rows.drafted[row:end] = lengths - 1
+        self.clock.restart()
+        positions = torch.arange(longest, device=device).expand(batch, -1)
+        hidden, aux = self.verifier(tokens, self.verifier.step(positions, longest, row=row, causal=True), self.cache, self.aux_layers)
+        last = (lengths - 1)[:, None, None]
+        settings = rows.settings.first(batch, row)
+        scores = self.verifier.lm_head(hidden.gather(1, last.expand(-1, 1, hidden.shape[2])))
+        first = choose(penalise(scores, settings), settings, lengths[:, None], self.sampled)
+        top = None if self.logprobs is None else log_probabilities(scores, first, self.logprobs)
+        found = first[:, 0].tolist()
+        self.clock.mark("prefill")
+        if self.proposer is not None:
+            if longest > 1:
+                pairs = None if aux is None else aux[:, :-1]
+                self.proposer.extend(tokens[:, 1:], pairs, positions[:, :-1], (lengths - 2).clamp(min=0), row, longest - 1, True)
+            if aux is not None and rows.states is not None:
+                place_of = torch.arange(row, end, device=device)
+                rows.states[place_of, (lengths - 1) % rows.states.shape[1]] = aux.gather(1, last.expand(-1, 1, aux.shape[2]))[:, 0]
+            self.clock.mark("draft_prefill")
+        if self.clock.cuda:
+            torch.cuda.synchronize()
+        times = self.clock.settle()
+        # the first token: beyond the prompt, not yet a round
+        rows.tokens[row:end].scatter_(1, lengths[:, None], first)
+        if rows.settings.counts is not None:
+            rows.settings.counts[row:end].scatter_add_(1, first, torch.ones_like(first, dtype=torch.int16))
+        rows.lengths[row:end] += 1
+        for sequence in joining:
+            sequence.drafted = len(sequence.tokens) - 1
+            sequence.timing.prefill_s = times["prefill"]
+            sequence.timing.draft_prefill_s = times.get("draft_prefill", 0.0)
+        return found, unpack_logprobs(top, batch)
+
+    # --- results
+
+    def generations(self) -> list[Generation]:
+        """One per request, in order: finished ones, and what there is of the others, marked "cancelled"."""
+        found = dict(self.finished)
+        for sequence in self.active:
+            found[sequence.index] = sequence.generation("cancelled")
+        for index in self.waiting:
+            found[index] = Generation(list(self.requests[index].prompt_ids), [], [], [], "cancelled", Timing())
+        return [found[i] for i in range(len(self.requests))]
 
 
-@torch.inference_mode()
 def decode(
-    verifier: Decoder,
+    verifier: Any,
     proposer: Proposer | None,
-    prompt_ids: list[int],
+    prompt_ids: Sequence[int],
     *,
     num_speculative_tokens: int,
     max_new_tokens: int,
@@ -74,103 +373,66 @@ def decode(
 
     Args:
         num_speculative_tokens: k, proposals a round; 0 runs the verifier alone and never touches the draft.
-        max_new_tokens: at least 1.
-        aux_layers: ascending ids of the verifier states that the proposer reads (see `Decoder.forward`).
         eos_ids: stop after one of these; None takes the verifier's.
 
     Raises:
-        ConfigError: an empty prompt, ids outside the vocabulary, or a prompt that leaves no room in the context.
+        ConfigError: see `Run`.
     """
-    k = _check_arguments(verifier, proposer, prompt_ids, num_speculative_tokens, max_new_tokens)
-    stops = verifier.eos_ids if eos_ids is None else frozenset(eos_ids)
-    context = verifier.config.max_position_embeddings
-    room = min(max_new_tokens, context - len(prompt_ids))
-    cut: FinishReason = "length" if room == max_new_tokens else "context"
-    aux_layers = aux_layers if k else ()
-    length = len(prompt_ids) + room
-    timing, clock = Timing(), Clock(verifier.device)
-
-    cache = verifier.new_cache(length)
-    slots = torch.arange(length, device=verifier.device)[None]
-    tokens = list(prompt_ids)
-    first = prefill(verifier, cache, slots.new_tensor([tokens]), slots[:, : len(tokens)], aux_layers)
-    tokens.append(int(first.best))
-    timing.prefill_s = clock.lap()
-    if k and proposer is not None:
-        proposer.begin(length)
-        proposer.extend(slots.new_tensor([tokens[1:]]), first.aux, 0)
-    timing.draft_s += clock.lap()
-
-    accepted_per_round: list[int] = []
-    proposed_per_round: list[int] = []
-    while tokens[-1] not in stops and len(tokens) < length:
-        start = len(tokens) - 1
-        count = min(k, length - len(tokens) - 1)  # the bonus token needs a place as well
-
-        proposals = proposer.propose(count) if count and proposer is not None else slots[:, :0]
-        timing.draft_s += clock.lap()
-
-        block = torch.cat((slots.new_tensor([tokens[-1:]]), proposals), 1)
-        verified = verify(verifier, cache, block, slots[:, start : start + 1 + count], start + 1 + count, aux_layers if count else ())
-        drafted, best = proposals[0].tolist(), verified.best.tolist()
-        timing.verify_s += clock.lap()
-
-        accepted = accept(drafted, best)
-        kept = until_stop([*drafted[:accepted], best[accepted]], stops)
-        tokens += kept
-        accepted_per_round.append(min(accepted, len(kept)))
-        proposed_per_round.append(count)
-
-        if count and proposer is not None and tokens[-1] not in stops and len(tokens) < length:
-            clock.lap()  # bookkeeping above is neither draft nor verify
-            proposer.extend(slots.new_tensor([tokens[start + 1 :]]), None if verified.aux is None else verified.aux[:, : len(kept)], start)
-            timing.draft_s += clock.lap()
-    timing.decode_s = clock.total() - timing.prefill_s
-    finish: FinishReason = "eos" if tokens[-1] in stops else cut
-    return Generation(list(prompt_ids), tokens[len(prompt_ids) :], accepted_per_round, proposed_per_round, finish, timing)
+    request = Request(list(prompt_ids), max_new_tokens, stop_ids=eos_ids)
+    run = Run(verifier, proposer, [request], Options(num_speculative_tokens), aux_layers)
+    for _ in run:
+        pass
+    return run.generations()[0]
 
 
-def until_stop(tokens: list[int], stops: frozenset[int]) -> list[int]:
-    """`tokens` up to and including the first stop id."""
-    for i, token in enumerate(tokens):
-        if token in stops:
-            return tokens[: i + 1]
-    return tokens
+def log_probabilities(scores: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
+    """log_softmax of raw scores [b, n, vocab] at tokens [b, m], m <= n or the rows of `tokens`: values [b, m], best values and ids [b, m, top]."""
+    logs = scores[:, : tokens.shape[1]].float().log_softmax(-1)
+    values = logs.gather(2, tokens[..., None])[..., 0]
+    best = logs.topk(max(top, 1), -1)
+    return values, best.values[..., :top], best.indices[..., :top]
 
 
-class Clock:
-    """Laps on a synchronised clock, in seconds."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.started = self.last = self._now()
-
-    def _now(self) -> float:
-        if self.cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def lap(self) -> float:
-        """Seconds since the last lap."""
-        before, self.last = self.last, self._now()
-        return self.last - before
-
-    def total(self) -> float:
-        """Seconds since the start."""
-        return self._now() - self.started
+def unpack_logprobs(found: tuple[Tensor, ...] | None, batch: int) -> list[list[Logprob]]:
+    """Per sequence and token; empty where nobody asked."""
+    if found is None:
+        return []
+    values, best, ids = (t.tolist() for t in found)
+    return [
+        [Logprob(v, dict(zip(i, b, strict=True))) for v, b, i in zip(values[row], best[row], ids[row], strict=True)] for row in range(batch)
+    ]
 
 
-def _check_arguments(verifier: Decoder, proposer: Proposer | None, prompt_ids: list[int], k: int, max_new_tokens: int) -> int:
-    vocab, context = verifier.config.vocab_size, verifier.config.max_position_embeddings
-    if not prompt_ids:
-        raise ConfigError("the prompt holds no token; at least one is needed")
-    if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
-        found = f"{min(prompt_ids)}..{max(prompt_ids)}"
-        raise ConfigError(f"prompt ids run {found}; the verifier's vocabulary is 0..{vocab - 1}: wrong tokenizer?")
-    if len(prompt_ids) >= context:
-        raise ConfigError(f"the prompt has {len(prompt_ids)} tokens and the verifier's context {context}; nothing can follow")
-    if k < 0 or max_new_tokens < 1:
-        raise ConfigError(f"num_speculative_tokens is {k} and max_new_tokens {max_new_tokens}; at least 0 and 1 are expected")
+def check(
+    verifier: Any, proposer: Proposer | None, requests: Sequence[Request], options: Options, aux_layers: tuple[int, ...]
+) -> None:
+    """Refuse what cannot be decoded.
+
+    Raises:
+        ConfigError: says what, and what was expected.
+    """
+    vocab, context, k = verifier.config.vocab_size, verifier.config.max_position_embeddings, options.num_speculative_tokens
+    if not requests:
+        raise ConfigError("there is no prompt; at least one is needed")
+    for request in requests:
+        ids = request.prompt_ids
+        if len(ids) == 0:
+            raise ConfigError("the prompt holds no token; at least one is needed")
+        if min(ids) < 0 or max(ids) >= vocab:
+            raise ConfigError(f"prompt ids run {min(ids)}..{max(ids)}; the verifier's vocabulary is 0..{vocab - 1}: wrong tokenizer?")
+        if len(ids) >= context:
+            raise ConfigError(f"the prompt has {len(ids)} tokens and the verifier's context {context}; nothing can follow")
+        if k < 0 or request.max_new_tokens < 1:
+            raise ConfigError(
+                f"num_speculative_tokens is {k} and max_new_tokens {request.max_new_tokens}; at least 0 and 1 are expected"
+            )
+    if options.batch_size < 1:
+        raise ConfigError(f"batch_size is {options.batch_size}; at least 1 is expected")
     if k and proposer is None:
         raise ConfigError(f"num_speculative_tokens is {k} but there is no draft; load one, or pass 0")
-    return k
+    if k and proposer is not None and proposer.width and not aux_layers:
+        raise ConfigError("an EAGLE-3 draft reads auxiliary states of the verifier; pass aux_layers=draft.aux_layers")
+    if options.draft_sampling not in ("greedy", "probabilistic"):
+        raise ConfigError(f"draft_sampling is {options.draft_sampling!r}; expected 'greedy' or 'probabilistic'")
+    if getattr(proposer, "tree", None) is not None and (options.draft_sampling != "greedy" or options.adaptive):
+        raise ConfigError("a tree proposes the draft's best tokens in one shape; draft_sampling must be 'greedy' and adaptive False")

@@ -67,7 +67,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
 
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Apply rotary position embedding. x: [B, n, heads, d]; rotary: [2, B, n, 1, d] (see `rotary_table`)."""
+    """Apply rotary position embedding. x: [b, n, heads, d]; rotary: [2, b, n, heads, d] (see `rotary_table`)."""
     half = x.shape[-1] // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), -1)
     return torch.addcmul(x * rotary[0], swapped, rotary[1])
@@ -95,27 +95,27 @@ class Attention(nn.Module):
         self.window = window
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache) -> Tensor:
-        """x: [B, n, width]; returns [B, n, hidden]."""
+        """x: [b, n, width]; returns [b, n, hidden]."""
         batch, n, _ = x.shape
-        heads, kv_heads = self.heads, self.kv_heads
-        qkv = self.qkv_proj(x).view(batch, n, heads + 2 * kv_heads, self.head_dim)
+        heads, kv_heads, width = self.heads, self.kv_heads, self.head_dim
+        qkv = self.qkv_proj(x).view(batch, n, heads + 2 * kv_heads, width)
         if self.q_norm is not None and self.k_norm is not None:
-            q = self.q_norm(qkv[:, :, :heads])
-            k = self.k_norm(qkv[:, :, heads : heads + kv_heads])
-            qk = torch.cat((q, k), 2)
-        else:
-            qk = qkv[:, :, : heads + kv_heads]
-        qk = rotate(qk, step.rotary)
-        keys, values = cache.update(qk[:, :, heads:], qkv[:, :, heads + kv_heads :], step)
-        attended = F.scaled_dot_product_attention(
-            qk[:, :, :heads].transpose(1, 2),
-            keys,
-            values,
-            attn_mask=step.mask(self.window),
-            scale=self.scale,
-            enable_gqa=heads != kv_heads,
-        )  # [B, heads, n, d]
-        return self.o_proj(attended.transpose(1, 2).reshape(batch, n, heads * self.head_dim))
+            q, k, v = qkv.split((heads, kv_heads, kv_heads), 2)
+            qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), 2)
+        qkv = rotate(qkv, step.rotary)  # values too, by nothing: one tensor to write then
+        keys, values = cache.update(qkv[:, :, heads:], step)
+        q = qkv[:, :, :heads]
+        if step.causal and (self.window is None or self.window >= n):
+            attended = F.scaled_dot_product_attention(
+                q.transpose(1, 2), keys, values, is_causal=n > 1, scale=self.scale, enable_gqa=heads != kv_heads
+            ).transpose(1, 2)
+            return self.o_proj(attended.reshape(batch, n, heads * width))
+        # The heads that share keys become rows of one head: nothing is repeated, and a CPU does it in half the time.
+        group = heads // kv_heads
+        q = q.unflatten(2, (kv_heads, group)).permute(0, 2, 1, 3, 4).reshape(batch, kv_heads, n * group, width)
+        attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=step.mask(self.window, group), scale=self.scale)
+        attended = attended.view(batch, kv_heads, n, group, width).permute(0, 2, 1, 3, 4)
+        return self.o_proj(attended.reshape(batch, n, heads * width))
 
 
 class MLP(nn.Module):
@@ -151,8 +151,19 @@ class Placed(nn.Module):
         c = self.config
         return Cache(c.num_hidden_layers, batch, length, c.num_key_value_heads, c.head_dim, self.dtype, self.device, self.kv_cache_dtype)
 
-    def step(self, positions: Tensor, limit: int, rows: Tensor | None = None, masked: bool = True) -> Step:
-        """Place of the next tokens; `masked=False` promises that every slot below `limit` is visible to every query.
+    def step(
+        self,
+        positions: Tensor,
+        limit: int,
+        *,
+        row: int = 0,
+        masked: bool = True,
+        causal: bool = False,
+        slots: Tensor | None = None,
+        seen: Tensor | None = None,
+        key_positions: Tensor | None = None,
+    ) -> Step:
+        """Place of the next tokens (see `Step`); positions int64 [b, n], and slots where they differ.
 
         The rotary table reaches past max_position_embeddings where it must, as vLLM's since 0.28: a draft's own may be far below its
         verifier's.
@@ -160,4 +171,8 @@ class Placed(nn.Module):
         if self.rotary is None or self.rotary.shape[1] < limit:
             length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
             self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
-        return Step(positions, rows, limit, masked, self.rotary[:, positions][..., None, :])
+        c = self.config
+        rotary = self.rotary[:, positions][..., None, :].expand(-1, -1, -1, c.num_attention_heads + c.num_key_value_heads, -1)
+        still = rotary.new_tensor([1.0, 0.0]).view(2, 1, 1, 1, 1).expand(-1, *positions.shape, c.num_key_value_heads, c.head_dim)
+        rotary = torch.cat((rotary, still), 3)
+        return Step(positions, positions if slots is None else slots, row, limit, rotary, masked, causal, seen, key_positions)

@@ -1,8 +1,8 @@
-"""Static key/value caches: one tensor per layer, written at positions, never grown or copied.
+"""Static key/value caches: one tensor per layer, written at slots, never grown or copied.
 
-What enters: new keys and values with the positions they belong to. What leaves: views over everything that a query
-may look at. It does not know tokens, models or acceptance: a rejected token is forgotten by moving the committed
-length back, because every query masks keys beyond its own position and the slot is overwritten next.
+What enters: new keys and values with the slots they go to. What leaves: views over everything that a query may look at. It does not know
+tokens, models or acceptance: a rejected token is forgotten by moving the committed length back, because every query masks keys beyond its
+own position and the slot is overwritten next.
 """
 
 from __future__ import annotations
@@ -15,66 +15,64 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Step:
-    """What one forward pass over n new tokens needs to know about place, computed once for all layers.
+    """What one forward pass over n new tokens of b sequences needs to know about place, computed once for all layers.
 
-    positions: int64 [B, n], the slot of each new token. rows: int64 [B, 1] cache rows, or None for all rows in order.
-    limit: keys in slots [0, limit) are visible at most; a host integer, so that shapes never depend on device data.
-    masked: False promises that every slot below `limit` is visible to every query.
-    rotary: [2, B, n, 1, head_dim].
+    positions: int64 [b, n], for the rotary embedding. slots: int64 [b, n], where keys and values go; the positions themselves, but in trees.
+    row: first cache row; sequence i lies in row + i. limit: keys in slots [0, limit) are visible at most; a host integer, so that shapes
+    never depend on device data. rotary: [2, b, n, heads + 2 * kv_heads, head_dim]. masked: False promises that every slot below `limit` is
+    visible to every query. causal: a prompt pass from slot 0, where query i sees slots 0 .. i and limit is n. seen: bool [b, n, limit]
+    where visibility is neither, with the position of every slot in key_positions, int64 [b, limit].
     """
 
     positions: Tensor
-    rows: Tensor | None
+    slots: Tensor
+    row: int
     limit: int
-    masked: bool
     rotary: Tensor
-    masks: dict[int | None, Tensor] = field(default_factory=dict)
+    masked: bool = True
+    causal: bool = False
+    seen: Tensor | None = None
+    key_positions: Tensor | None = None
+    masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
-    def mask(self, window: int | None) -> Tensor | None:
-        """bool [B, 1, n, limit]: which slots each query sees, all earlier ones or the last `window`; None for everything."""
+    def mask(self, window: int | None, repeat: int = 1) -> Tensor | None:
+        """Additive mask [b, 1, n * repeat, limit] in the rotary table's dtype: 0 where a query sees a slot, all earlier ones or the last
+        `window`, else -inf; each query's row `repeat` times. None for everything."""
         if window is not None and window >= self.limit:
             window = None
         if window is None and not self.masked:
             return None
-        if window not in self.masks:
-            self.masks[window] = visible(self.positions, self.limit, window)
-        return self.masks[window]
+        key = window, repeat
+        if key not in self.masks:
+            seen = visible(self.positions, self.limit, window, self.seen, self.key_positions)
+            if repeat > 1:
+                seen = seen.repeat_interleave(repeat, 1)
+            zero = torch.zeros((), dtype=self.rotary.dtype, device=seen.device)
+            self.masks[key] = torch.where(seen, zero, float("-inf"))[:, None]
+        return self.masks[key]
 
 
 class LayerCache:
-    """Keys and values of one layer. kv: [2, B, S, kv_heads, head_dim]. rounded_to: a narrower dtype that they pass through, or None."""
+    """Keys and values of one layer. kv: [B, S, 2 * kv_heads, head_dim], keys first. rounded_to: a narrower dtype that they pass through."""
 
-    __slots__ = ("kv", "rounded_to")
+    __slots__ = ("kv", "kv_heads", "rounded_to")
 
-    def __init__(
-        self,
-        batch: int,
-        length: int,
-        kv_heads: int,
-        head_dim: int,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        rounded_to: torch.dtype | None,
-    ) -> None:
-        self.rounded_to = rounded_to
-        self.kv = torch.zeros(2, batch, length, kv_heads, head_dim, dtype=dtype, device=device)
+    def __init__(self, kv: Tensor, rounded_to: torch.dtype | None) -> None:
+        self.kv, self.rounded_to = kv, rounded_to
+        self.kv_heads = kv.shape[2] // 2
 
-    def update(self, keys: Tensor, values: Tensor, step: Step) -> tuple[Tensor, Tensor]:
-        """Write [B, n, kv_heads, d] at `step.positions`; return keys and values [B, kv_heads, limit, d]."""
+    def update(self, new: Tensor, step: Step) -> tuple[Tensor, Tensor]:
+        """Write keys and values [b, n, 2 * kv_heads, d] at `step.slots`; return keys and values [b, kv_heads, limit, d]."""
         if self.rounded_to is not None:
-            keys, values = (t.to(self.rounded_to).to(t.dtype) for t in (keys, values))
-        if step.rows is None and keys.shape[0] == 1:
-            self.kv[0, 0].index_copy_(0, step.positions[0], keys[0])
-            self.kv[1, 0].index_copy_(0, step.positions[0], values[0])
-            seen = self.kv[:, :, : step.limit]
+            new = new.to(self.rounded_to).to(new.dtype)
+        batch, row = new.shape[0], step.row
+        if batch == 1:
+            self.kv[row].index_copy_(0, step.slots[0], new[0])
         else:
-            rows = step.rows if step.rows is not None else torch.arange(keys.shape[0], device=keys.device)[:, None]
-            self.kv[0].index_put_((rows, step.positions), keys)
-            self.kv[1].index_put_((rows, step.positions), values)
-            seen = self.kv[:, :, : step.limit]
-            if step.rows is not None:
-                seen = seen[:, rows[:, 0]]
-        return seen[0].transpose(1, 2), seen[1].transpose(1, 2)
+            rows = torch.arange(row, row + batch, device=new.device)[:, None]
+            self.kv.index_put_((rows, step.slots), new)
+        seen = self.kv[row : row + batch, : step.limit].transpose(1, 2)
+        return seen[:, : self.kv_heads], seen[:, self.kv_heads :]
 
 
 class Cache:
@@ -91,18 +89,37 @@ class Cache:
         device: torch.device | str,
         rounded_to: torch.dtype | None = None,
     ) -> None:
-        self.layers = [LayerCache(batch, length, kv_heads, head_dim, dtype, device, rounded_to) for _ in range(layers)]
+        shape = (batch, length, 2 * kv_heads, head_dim)
+        self.layers = [LayerCache(torch.zeros(shape, dtype=dtype, device=device), rounded_to) for _ in range(layers)]
         self.length = length
         self.batch = batch
+
+    def move(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` slots of row `source` over row `target`."""
+        for layer in self.layers:
+            layer.kv[target, :length] = layer.kv[source, :length]
+
+    def gather(self, sources: Tensor, targets: Tensor) -> None:
+        """In every row b of the first ones, copy slots sources[b] [b, n] to slots targets[b]; read before written."""
+        rows = torch.arange(sources.shape[0], device=sources.device)[:, None]
+        for layer in self.layers:
+            layer.kv[rows, targets] = layer.kv[rows, sources]
 
     def nbytes(self) -> int:
         return sum(layer.kv.nbytes for layer in self.layers)
 
 
-def visible(positions: Tensor, limit: int, window: int | None = None) -> Tensor:
-    """Causal visibility over slots: bool [B, 1, n, limit], True where slot <= the query's position (and > position - window)."""
-    slots = torch.arange(limit, device=positions.device)
-    seen = slots <= positions[..., None]
-    if window is not None:
-        seen &= slots > positions[..., None] - window
-    return seen[:, None]
+def visible(
+    positions: Tensor, limit: int, window: int | None = None, seen: Tensor | None = None, key_positions: Tensor | None = None
+) -> Tensor:
+    """Which slots each query sees, bool [b, n, limit].
+
+    Args:
+        positions: int64 [b, n], of the queries.
+        window: only slots whose position is above the query's minus `window`.
+        seen: bool [b, n, limit] in place of "slot <= the query's position".
+        key_positions: int64 [b, limit], position of every slot; the slot's own number without it.
+    """
+    slots = torch.arange(limit, device=positions.device) if key_positions is None else key_positions[:, None]
+    found = slots <= positions[..., None] if seen is None else seen
+    return found if window is None else found & (slots > positions[..., None] - window)

@@ -1,0 +1,104 @@
+"""Choose k for every round from what rounds cost here and what has been accepted lately.
+
+What enters: times and accepted counts of past rounds. What leaves: the next k. It does not know models or tokens.
+
+The best k has the most expected tokens per second, (1 + a1 + a1 a2 + ...) * batch / (T(k + 1) + D(k)), with a the recent conditional
+acceptance per position, T the time of a verifier pass over so many tokens and D the draft's. What is not yet measured is drawn as a line
+through what is. A draft may be bad: whatever rounds with k > 0 have lost against k = 0 so far, plus the most that the next could lose, is
+kept under `BUDGET` of the time spent. So it starts at k = 0 and tries k = 1 when that is paid for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BUDGET = 0.03
+FADE = 0.9  # what a past round weighs against the next one in acceptance
+NEW_COST = 0.2  # what a new time weighs against the earlier ones
+PRIOR = 0.6, 4.0  # conditional acceptance believed before anything is seen, and the rounds that the belief weighs
+FIRST = 3  # rounds at k = 0 before anything is tried
+WAIT, LONGEST_WAIT = 8, 256  # rounds between two tries of a draft that does not pay, doubled after each
+
+
+class AdaptiveK:
+    """State of the choice; lives as long as a run.
+
+    Args:
+        most: the greatest k.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.verify: dict[tuple[int, int], float] = {}  # (batch, tokens a sequence) -> seconds
+        self.draft: dict[tuple[int, int], float] = {}  # (batch, k) -> seconds
+        self.accepted = [PRIOR[0] * PRIOR[1]] * most
+        self.reached = [PRIOR[1]] * most
+        self.spent = self.lost = 0.0
+        self.wait, self.since_try, self.rounds = WAIT, 0, 0
+
+    def choose(self, batch: int) -> int:
+        """k of the next round, 0 .. most."""
+        plain = self.verify.get((batch, 1))
+        if plain is None or self.rounds < FIRST:
+            return 0
+        best = max(range(self.most + 1), key=lambda k: self._rate(batch, k))
+        if best == 0 and self.since_try >= self.wait:
+            best = 1
+        while best and self.lost + self._cost(batch, best) - plain > BUDGET * self.spent:
+            best -= 1
+        return best
+
+    def observe(self, k: int, batch: int, draft_s: float, verify_s: float, accepted: Sequence[int], proposed: Sequence[int]) -> None:
+        """A round: its k and times, and for each sequence the accepted and really proposed counts."""
+        self.rounds += 1
+        _blend(self.verify, (batch, k + 1), verify_s)
+        if k:
+            _blend(self.draft, (batch, k), draft_s)
+            for place in range(k):
+                reached = [a for a, p in zip(accepted, proposed, strict=True) if a >= place and p > place]
+                if reached:
+                    self.accepted[place] = FADE * self.accepted[place] + sum(a > place for a in reached) / len(reached)
+                    self.reached[place] = FADE * self.reached[place] + 1
+        seconds = draft_s + verify_s
+        self.spent += seconds
+        plain = self.verify.get((batch, 1))
+        if k and plain is not None:
+            tokens = sum(accepted) / max(len(accepted), 1) + 1
+            self.lost += seconds - tokens * plain
+            paid = self._rate(batch, k) >= self._rate(batch, 0)
+            self.wait = WAIT if paid else min(2 * self.wait, LONGEST_WAIT)
+        self.since_try = 0 if k else self.since_try + 1
+
+    def _rate(self, batch: int, k: int) -> float:
+        """Expected tokens a second and sequence."""
+        expected, path = 1.0, 1.0
+        for place in range(k):
+            path *= self.accepted[place] / self.reached[place]
+            expected += path
+        return expected / self._cost(batch, k)
+
+    def _cost(self, batch: int, k: int) -> float:
+        plain = self.verify[batch, 1]
+        # unmeasured: each further token a tenth of a pass and each draft step a seventh, until two points make a line
+        verify = _line({n: s for (b, n), s in self.verify.items() if b == batch}, k + 1, plain / 10)
+        return verify + (_line({n: s for (b, n), s in self.draft.items() if b == batch}, k, plain / 7, zero=True) if k else 0.0)
+
+
+def _blend(table: dict[tuple[int, int], float], key: tuple[int, int], value: float) -> None:
+    table[key] = value if key not in table else (1 - NEW_COST) * table[key] + NEW_COST * value
+
+
+def _line(points: dict[int, float], at: int, slope: float, zero: bool = False) -> float:
+    """`points` read at `at`: exactly, between neighbours, or on from the nearest one with the slope of the last two."""
+    if at in points:
+        return points[at]
+    if zero:
+        points = {0: 0.0, **points}
+    below, above = [n for n in points if n < at], [n for n in points if n > at]
+    if below and above:
+        left, right = max(below), min(above)
+        return points[left] + (points[right] - points[left]) * (at - left) / (right - left)
+    nearest, *others = sorted(points, key=lambda n: abs(n - at))
+    if others:
+        slope = (points[nearest] - points[others[0]]) / (nearest - others[0])
+    return max(points[nearest] + slope * (at - nearest), points[nearest] if at > nearest else 0.0)

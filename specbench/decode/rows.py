@@ -1,0 +1,92 @@
+"""The sequences of a batch as tensors: one row each, the active ones in front.
+
+What enters: requests that were admitted, tokens that were committed. What leaves: views for one round. It does not know models, drafts or
+acceptance. Committed tokens live here and on the host; rejected ones are never written anywhere that counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .sampling import Settings
+
+RING = 64  # states that wait for the draft at most; see `Rows.states`
+
+
+@dataclass(slots=True)
+class Rows:
+    """tokens: int64 [R, S], prompt and output. lengths: int64 [R], committed tokens, the last one pending. limits: int64 [R], tokens that a
+    row may come to. drafted: int64 [R], pairs (token i + 1, state i) that the draft has taken in, from i = 0. states: [R, ring, width], the
+    verifier's auxiliary states of committed positions that wait for the draft, position i at i % ring; None without a draft."""
+
+    tokens: Tensor
+    lengths: Tensor
+    limits: Tensor
+    drafted: Tensor
+    states: Tensor | None
+    settings: Settings
+
+    @classmethod
+    def empty(
+        cls, rows: int, length: int, width: int, block: int, vocab: int, penalised: bool, dtype: torch.dtype, device: torch.device
+    ) -> Rows:
+        """Room for `rows` sequences of `length` tokens; block: tokens that a round may commit."""
+        whole = [torch.full((rows,), 2, dtype=torch.int64, device=device) for _ in range(3)]
+        states = torch.zeros(rows, max(RING, 2 * block), width, dtype=dtype, device=device) if width else None
+        tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
+        return cls(tokens, *whole, states, Settings.empty(rows, vocab, penalised, device))
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor with a row a sequence: what moves when one leaves, and what a round writes."""
+        own = [self.tokens, self.lengths, self.limits, self.drafted, *self.settings.tensors()]
+        return own if self.states is None else [*own, self.states]
+
+    def move(self, source: int, target: int) -> None:
+        """Row `source` over row `target`."""
+        for tensor in self.tensors():
+            tensor[target] = tensor[source]
+
+    def park(self, row: int) -> None:
+        """Leave `row` such that rounds over it, inside a larger captured batch, stay where they are."""
+        self.lengths[row] = self.limits[row] = 2
+        self.drafted[row] = 0
+
+    def pending(self, batch: int) -> Tensor:
+        """The last committed token of the first `batch` rows, int64 [batch, 1]."""
+        return self.tokens[:batch].gather(1, self.lengths[:batch, None] - 1)
+
+    def allowed(self, batch: int, block: int) -> Tensor:
+        """How many proposals each row may still accept, int64 [batch]: one place is the bonus token's."""
+        return (self.limits[:batch] - self.lengths[:batch] - 1).clamp(0, block)
+
+    def waiting(self, batch: int, width: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Pairs that the draft has not taken in: tokens [batch, width], states [batch, width, *], positions [batch, width], and the index of
+        the last real one, int64 [batch]; what comes after it is to be overwritten before anyone sees it."""
+        positions = self.drafted[:batch, None] + torch.arange(width, device=self.tokens.device)
+        tokens = self.tokens[:batch].gather(1, positions + 1)
+        states = None
+        if self.states is not None:
+            rows = torch.arange(batch, device=self.tokens.device)[:, None]
+            states = self.states[rows, positions % self.states.shape[1]]
+        return tokens, states, positions, self.lengths[:batch] - 2 - self.drafted[:batch]
+
+    def keep(self, batch: int, aux: Tensor | None) -> None:
+        """Let states [batch, n, width] of positions lengths - 1 ... wait for the draft."""
+        if aux is None or self.states is None:
+            return
+        positions = self.lengths[:batch, None] - 1 + torch.arange(aux.shape[1], device=aux.device)
+        rows = torch.arange(batch, device=aux.device)[:, None]
+        self.states[rows, positions % self.states.shape[1]] = aux
+
+    def commit(self, batch: int, tokens: Tensor, accepted: Tensor) -> None:
+        """Append tokens [batch, n] up to index accepted [batch]; what is behind it lies beyond the length, seen by nobody."""
+        lengths = self.lengths[:batch]
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        self.tokens[:batch].scatter_(1, lengths[:, None] + index, tokens)
+        if self.settings.counts is not None:
+            real = (index <= accepted[:, None]).to(torch.int16)
+            self.settings.counts[:batch].scatter_add_(1, tokens, real)
+        torch.minimum(lengths + accepted + 1, self.limits[:batch], out=lengths)
