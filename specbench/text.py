@@ -73,8 +73,8 @@ class Generations:
 
 
 class Stream:
-    """A run to iterate over: each step yields an `Update` (a sequence's newly committed tokens). `result()` at any time gives what there is;
-    sequences that were not finished say "cancelled". Breaking off the loop is the way to cancel."""
+    """A run to iterate over: each step yields an `Update` (a sequence's newly committed tokens). `result()` at any time gives what there
+    is; sequences that were not finished say "cancelled". Breaking off the loop is the way to cancel."""
 
     def __init__(self, run: Run, tokenizer: Any, draft_limit: int | None) -> None:
         self.run, self.tokenizer, self.draft_limit = run, tokenizer, draft_limit
@@ -131,7 +131,8 @@ def stream(
         prompts: a text, texts (sent through the tokenizer's chat template), or lists of token ids (taken as they are).
         num_speculative_tokens: k; 0 is the verifier alone.
         max_new_tokens: per prompt.
-        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: see `decode.request.Sampling`; 0 is greedy.
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty: see
+            `decode.request.Sampling`; temperature 0 is greedy.
         seed: prompt i uses seed + i * 1000003, whatever the batch; None draws seeds, which generations tell.
         sampling: settings of each prompt, instead of the eight above.
         stop: an output ends with the token that completes one of these texts; text, ids and log-probabilities then end there alike.

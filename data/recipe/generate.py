@@ -112,8 +112,11 @@ def write_text(
         fresh = [slots[row] for row in rows]
         longest = max(slot.prompt_length for slot in fresh if slot)
         tokens = torch.tensor([slot.tokens + [0] * (longest - slot.prompt_length) for slot in fresh if slot])
-        step = verifier.step(torch.arange(longest).expand(len(rows), -1), longest, torch.tensor(rows)[:, None])
-        hidden, aux = verifier(tokens, step, cache, aux_layers)
+        prompts = verifier.new_cache(longest, len(rows))
+        step = verifier.step(torch.arange(longest).expand(len(rows), -1), longest, causal=True)
+        hidden, aux = verifier(tokens, step, prompts, aux_layers)
+        for layer, prompt_layer in zip(cache.layers, prompts.layers, strict=True):
+            layer.kv[rows, :longest] = prompt_layer.kv
         states[rows, :longest] = hidden if aux is None else torch.cat((aux, hidden), -1)
         last = torch.tensor([slot.prompt_length - 1 for slot in fresh if slot])
         temperatures = torch.tensor([slot.temperature for slot in fresh if slot])
@@ -139,13 +142,11 @@ def write_text(
         tokens = torch.tensor([[slot.tokens[-1]] for _, slot in active])
         positions = torch.tensor([[len(slot.tokens) - 1] for _, slot in active])
         limit = int(positions.max()) + 1
-        if 2 * len(active) > batch:  # empty slots ride along at position 0: cheaper than to gather the cache of the others
-            all_tokens, all_positions = torch.zeros(2, batch, 1, dtype=torch.int64)
-            all_tokens[rows], all_positions[rows] = tokens, positions
-            hidden, aux = verifier(all_tokens, verifier.step(all_positions, limit), cache, aux_layers)
-            hidden, aux = hidden[rows], None if aux is None else aux[rows]
-        else:
-            hidden, aux = verifier(tokens, verifier.step(positions, limit, rows[:, None]), cache, aux_layers)
+        # empty slots ride along at position 0: cheaper than to gather the cache of the others
+        all_tokens, all_positions = torch.zeros(2, batch, 1, dtype=torch.int64)
+        all_tokens[rows], all_positions[rows] = tokens, positions
+        hidden, aux = verifier(all_tokens, verifier.step(all_positions, limit), cache, aux_layers)
+        hidden, aux = hidden[rows], None if aux is None else aux[rows]
         states[rows, positions[:, 0]] = (hidden if aux is None else torch.cat((aux, hidden), -1))[:, 0]
         temperatures = torch.tensor([slot.temperature for _, slot in active])
         for (_, slot), token in zip(active, choose(hidden[:, 0], temperatures).tolist(), strict=True):

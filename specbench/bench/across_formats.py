@@ -120,9 +120,7 @@ def round_costs(verifier: Decoder, draft: Eagle3, k: int) -> dict[str, float]:
 
     return {
         "plain_s": _median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores.argmax(-1), device),
-        "verify_s": _median(
-            lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device
-        ),
+        "verify_s": _median(lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device),
         "draft_s": _median(draft_round, device),
     }
 

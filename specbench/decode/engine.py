@@ -12,21 +12,22 @@ over. Active sequences are the first rows of every tensor: one that ends is repl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError
 from .adaptive import AdaptiveK
+from .checks import check
 from .clock import StageClock
 from .draft import EagleDraft, Proposal, Proposer
 from .graphs import Graphs
 from .memory import check_fits
+from .prefill import prefill
 from .request import FinishReason, Generation, Logprob, Request, Timing, Update
 from .rows import Rows
-from .sampling import choose, penalise
+from .sequence import Active, log_probabilities, unpack_logprobs
 from .tree import Tree
 from .verify import accept, verify
 
@@ -44,35 +45,6 @@ class Options:
     draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
     adaptive: bool = False
     graphs: bool | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Sequence_:
-    """The host's side of an active sequence; `drafted` mirrors Rows.drafted."""
-
-    index: int
-    request: Request
-    tokens: list[int]
-    limit: int
-    cut: FinishReason
-    stops: frozenset[int]
-    seed: int
-    admitted: float
-    drafted: int = 0
-    timing: Timing = field(default_factory=Timing)
-    accepted: list[int] = field(default_factory=list)
-    proposed: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    emitted_at: list[float] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-
-    def generation(self, reason: FinishReason) -> Generation:
-        prompt = list(self.request.prompt_ids)
-        logprobs = self.logprobs if self.request.logprobs is not None else None
-        return Generation(
-            prompt, self.tokens[len(prompt) :], self.accepted, self.proposed, reason, self.timing, self.nodes, self.emitted_at, self.seed,
-            logprobs,
-        )  # fmt: skip
 
 
 class Run:
@@ -103,7 +75,7 @@ class Run:
         self.logprobs = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
         self.adaptive = AdaptiveK(self.k) if options.adaptive and self.proposer else None
         self.waiting = list(range(len(requests)))
-        self.active: list[Sequence_] = []
+        self.active: list[Active] = []
         self.finished: dict[int, Generation] = {}
         self._allocate()
         self.clock = StageClock(verifier.device)
@@ -214,7 +186,7 @@ class Run:
         updates, proposed = [], []
         for place, sequence in enumerate(self.active):
             possible = max(min(k, sequence.limit - len(sequence.tokens) - 1), 0)
-            new, reason = self._keep(sequence, committed[place][: counts[place] + 1])
+            new, reason = sequence.keep(committed[place][: counts[place] + 1])
             cut = len(new) < counts[place] + 1
             accepted = min(counts[place], len(new))
             sequence.accepted.append(accepted)
@@ -236,30 +208,13 @@ class Run:
                 self._catch_up()
         return updates
 
-    def _keep(self, sequence: Sequence_, new: list[int]) -> tuple[list[int], FinishReason | None]:
-        """Append new tokens up to a stop or the limit. A stop counts before the limit, as it does one token at a time."""
-        reason: FinishReason | None = None
-        new = new[: sequence.limit - len(sequence.tokens)]
-        stop = next((i for i, token in enumerate(new) if token in sequence.stops), None)
-        if stop is not None:
-            new, reason = new[: stop + 1], "eos"
-        if sequence.request.ends_at is not None:
-            output = sequence.tokens[len(sequence.request.prompt_ids) :] + new
-            kept = sequence.request.ends_at(output, len(new))
-            if kept is not None and (reason is None or kept < len(output)):
-                new, reason = new[: len(new) - (len(output) - kept)], "stop"
-        sequence.tokens += new
-        if reason is None and len(sequence.tokens) >= sequence.limit:
-            reason = sequence.cut
-        return new, reason
-
     def _release(self, updates: Iterable[Update]) -> None:
         done = {u.request: u.finish_reason for u in updates if u.finish_reason is not None}
         for row in reversed(range(len(self.active))):
             sequence = self.active[row]
             if sequence.index not in done:
                 continue
-            self.finished[sequence.index] = sequence.generation(done[sequence.index])  # type: ignore[arg-type]
+            self.finished[sequence.index] = sequence.generation(done[sequence.index])
             last = len(self.active) - 1
             if row != last:
                 self.rows.move(last, row)
@@ -274,78 +229,31 @@ class Run:
     def _admit(self) -> list[Update]:
         """Read the next prompts that fit into free rows, in one pass padded on the right: the padding lies where output will be written."""
         started = self.clock.elapsed()
-        joining: list[Sequence_] = []
+        joining: list[Active] = []
         while self.waiting and len(self.active) + len(joining) < self.batch_size:
             longest = max(len(self.requests[self.waiting[0]].prompt_ids), *(len(s.tokens) for s in joining), 0)
             if joining and longest * (len(joining) + 1) > PROMPT_AREA:
                 break
             joining.append(self._sequence(self.waiting.pop(0), started))
-        first = self._prefill(joining)
+        first = prefill(self, joining)
         self.active += joining
         updates = []
         for place, sequence in enumerate(joining):
-            new, reason = self._keep(sequence, [first[0][place]])
+            new, reason = sequence.keep([first[0][place]])
             sequence.logprobs += first[1][place] if first[1] else []
             sequence.emitted_at.append(sequence.timing.prefill_s)
             updates.append(Update(sequence.index, new, 0, 0, reason))
         self._release(updates)
         return updates
 
-    def _sequence(self, index: int, now: float) -> Sequence_:
+    def _sequence(self, index: int, now: float) -> Active:
         request = self.requests[index]
         context = self.verifier.config.max_position_embeddings
         limit = min(len(request.prompt_ids) + request.max_new_tokens, context)
         cut: FinishReason = "length" if limit == len(request.prompt_ids) + request.max_new_tokens else "context"
         stops = self.verifier.eos_ids if request.stop_ids is None else frozenset(request.stop_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else int(torch.randint(2**62, ()))
-        return Sequence_(index, request, list(request.prompt_ids), limit, cut, stops, seed, now)
-
-    def _prefill(self, joining: list[Sequence_]) -> tuple[list[int], list[list[Logprob]]]:
-        """The prompt pass of verifier and draft; the first token of each. The draft leaves the last pair for its first round."""
-        device, row, rows = self.verifier.device, len(self.active), self.rows
-        batch, longest = len(joining), max(len(s.tokens) for s in joining)
-        end = row + batch
-        tokens = torch.zeros(batch, longest, dtype=torch.int64)
-        for place, sequence in enumerate(joining):
-            tokens[place, : len(sequence.tokens)] = torch.tensor(sequence.tokens)
-            rows.settings.set(row + place, sequence.request.sampling, sequence.seed, torch.tensor(sequence.tokens, device=device))
-        lengths = torch.tensor([len(s.tokens) for s in joining], device=device)
-        tokens = tokens.to(device)
-        rows.tokens[row:end, :longest] = tokens
-        rows.lengths[row:end] = lengths
-        rows.limits[row:end] = torch.tensor([s.limit for s in joining], device=device)
-        rows.drafted[row:end] = lengths - 1
-        self.clock.restart()
-        positions = torch.arange(longest, device=device).expand(batch, -1)
-        hidden, aux = self.verifier(tokens, self.verifier.step(positions, longest, row=row, causal=True), self.cache, self.aux_layers)
-        last = (lengths - 1)[:, None, None]
-        settings = rows.settings.first(batch, row)
-        scores = self.verifier.lm_head(hidden.gather(1, last.expand(-1, 1, hidden.shape[2])))
-        first = choose(penalise(scores, settings), settings, lengths[:, None], self.sampled)
-        top = None if self.logprobs is None else log_probabilities(scores, first, self.logprobs)
-        found = first[:, 0].tolist()
-        self.clock.mark("prefill")
-        if self.proposer is not None:
-            if longest > 1:
-                pairs = None if aux is None else aux[:, :-1]
-                self.proposer.extend(tokens[:, 1:], pairs, positions[:, :-1], (lengths - 2).clamp(min=0), row, longest - 1, True)
-            if aux is not None and rows.states is not None:
-                place_of = torch.arange(row, end, device=device)
-                rows.states[place_of, (lengths - 1) % rows.states.shape[1]] = aux.gather(1, last.expand(-1, 1, aux.shape[2]))[:, 0]
-            self.clock.mark("draft_prefill")
-        if self.clock.cuda:
-            torch.cuda.synchronize()
-        times = self.clock.settle()
-        # the first token: beyond the prompt, not yet a round
-        rows.tokens[row:end].scatter_(1, lengths[:, None], first)
-        if rows.settings.counts is not None:
-            rows.settings.counts[row:end].scatter_add_(1, first, torch.ones_like(first, dtype=torch.int16))
-        rows.lengths[row:end] += 1
-        for sequence in joining:
-            sequence.drafted = len(sequence.tokens) - 1
-            sequence.timing.prefill_s = times["prefill"]
-            sequence.timing.draft_prefill_s = times.get("draft_prefill", 0.0)
-        return found, unpack_logprobs(top, batch)
+        return Active(index, request, list(request.prompt_ids), limit, cut, stops, seed, now)
 
     # --- results
 
@@ -383,56 +291,3 @@ def decode(
     for _ in run:
         pass
     return run.generations()[0]
-
-
-def log_probabilities(scores: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
-    """log_softmax of raw scores [b, n, vocab] at tokens [b, m], m <= n or the rows of `tokens`: values [b, m], best values and ids [b, m, top]."""
-    logs = scores[:, : tokens.shape[1]].float().log_softmax(-1)
-    values = logs.gather(2, tokens[..., None])[..., 0]
-    best = logs.topk(max(top, 1), -1)
-    return values, best.values[..., :top], best.indices[..., :top]
-
-
-def unpack_logprobs(found: tuple[Tensor, ...] | None, batch: int) -> list[list[Logprob]]:
-    """Per sequence and token; empty where nobody asked."""
-    if found is None:
-        return []
-    values, best, ids = (t.tolist() for t in found)
-    return [
-        [Logprob(v, dict(zip(i, b, strict=True))) for v, b, i in zip(values[row], best[row], ids[row], strict=True)] for row in range(batch)
-    ]
-
-
-def check(
-    verifier: Any, proposer: Proposer | None, requests: Sequence[Request], options: Options, aux_layers: tuple[int, ...]
-) -> None:
-    """Refuse what cannot be decoded.
-
-    Raises:
-        ConfigError: says what, and what was expected.
-    """
-    vocab, context, k = verifier.config.vocab_size, verifier.config.max_position_embeddings, options.num_speculative_tokens
-    if not requests:
-        raise ConfigError("there is no prompt; at least one is needed")
-    for request in requests:
-        ids = request.prompt_ids
-        if len(ids) == 0:
-            raise ConfigError("the prompt holds no token; at least one is needed")
-        if min(ids) < 0 or max(ids) >= vocab:
-            raise ConfigError(f"prompt ids run {min(ids)}..{max(ids)}; the verifier's vocabulary is 0..{vocab - 1}: wrong tokenizer?")
-        if len(ids) >= context:
-            raise ConfigError(f"the prompt has {len(ids)} tokens and the verifier's context {context}; nothing can follow")
-        if k < 0 or request.max_new_tokens < 1:
-            raise ConfigError(
-                f"num_speculative_tokens is {k} and max_new_tokens {request.max_new_tokens}; at least 0 and 1 are expected"
-            )
-    if options.batch_size < 1:
-        raise ConfigError(f"batch_size is {options.batch_size}; at least 1 is expected")
-    if k and proposer is None:
-        raise ConfigError(f"num_speculative_tokens is {k} but there is no draft; load one, or pass 0")
-    if k and proposer is not None and proposer.width and not aux_layers:
-        raise ConfigError("an EAGLE-3 draft reads auxiliary states of the verifier; pass aux_layers=draft.aux_layers")
-    if options.draft_sampling not in ("greedy", "probabilistic"):
-        raise ConfigError(f"draft_sampling is {options.draft_sampling!r}; expected 'greedy' or 'probabilistic'")
-    if getattr(proposer, "tree", None) is not None and (options.draft_sampling != "greedy" or options.adaptive):
-        raise ConfigError("a tree proposes the draft's best tokens in one shape; draft_sampling must be 'greedy' and adaptive False")

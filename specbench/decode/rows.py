@@ -34,10 +34,10 @@ class Rows:
         cls, rows: int, length: int, width: int, block: int, vocab: int, penalised: bool, dtype: torch.dtype, device: torch.device
     ) -> Rows:
         """Room for `rows` sequences of `length` tokens; block: tokens that a round may commit."""
-        whole = [torch.full((rows,), 2, dtype=torch.int64, device=device) for _ in range(3)]
+        lengths, limits, drafted = (torch.full((rows,), 2, dtype=torch.int64, device=device) for _ in range(3))
         states = torch.zeros(rows, max(RING, 2 * block), width, dtype=dtype, device=device) if width else None
         tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
-        return cls(tokens, *whole, states, Settings.empty(rows, vocab, penalised, device))
+        return cls(tokens, lengths, limits, drafted, states, Settings.empty(rows, vocab, penalised, device))
 
     def tensors(self) -> list[Tensor]:
         """Every tensor with a row a sequence: what moves when one leaves, and what a round writes."""
@@ -63,8 +63,8 @@ class Rows:
         return (self.limits[:batch] - self.lengths[:batch] - 1).clamp(0, block)
 
     def waiting(self, batch: int, width: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Pairs that the draft has not taken in: tokens [batch, width], states [batch, width, *], positions [batch, width], and the index of
-        the last real one, int64 [batch]; what comes after it is to be overwritten before anyone sees it."""
+        """Pairs that the draft has not taken in: tokens and positions [batch, width], states [batch, width, *], and the index
+        of the last real one, int64 [batch]; what comes after it is to be overwritten before anyone sees it."""
         positions = self.drafted[:batch, None] + torch.arange(width, device=self.tokens.device)
         tokens = self.tokens[:batch].gather(1, positions + 1)
         states = None

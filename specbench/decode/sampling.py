@@ -39,12 +39,11 @@ class Settings:
 
     @classmethod
     def empty(cls, rows: int, vocab: int, penalised: bool, device: torch.device) -> Settings:
-        floats = [torch.zeros(rows, device=device) for _ in range(6)]
+        temperature, top_p, min_p, repetition, presence, frequency = (torch.zeros(rows, device=device) for _ in range(6))
         top_k, seed = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
-        temperature, *others = floats
         counts = torch.zeros(rows, vocab, dtype=torch.int16, device=device) if penalised else None
         in_prompt = torch.zeros(rows, vocab, dtype=torch.bool, device=device) if penalised else None
-        return cls(temperature, top_k, *others, seed, counts, in_prompt)
+        return cls(temperature, top_k, top_p, min_p, repetition, presence, frequency, seed, counts, in_prompt)
 
     def set(self, row: int, sampling: Sampling, seed: int, prompt: Tensor) -> None:
         """Settings of a new sequence in `row`; prompt: its ids, int64 [n]."""
@@ -119,7 +118,7 @@ def filtered(scores: Tensor, settings: Settings) -> Tensor:
     min_p, top_k, top_p = (t[:, None, None] for t in (settings.min_p, settings.top_k, settings.top_p))
     floor = scores.amax(-1, keepdim=True) + torch.log(min_p)  # log(0) is -inf: nothing is below
     scores = scores.masked_fill(scores < floor, float("-inf"))
-    ordered, order = scores.sort(-1, descending=True, stable=True)
+    ordered, order = torch.sort(scores, dim=-1, descending=True, stable=True)
     rank = torch.arange(scores.shape[-1], device=scores.device)
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), float("-inf"))
     shares = ordered.softmax(-1)

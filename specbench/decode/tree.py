@@ -49,9 +49,7 @@ class Tree:
         return (self.depth - 1) * self.top_k
 
 
-def grow(
-    draft: Eagle3, cache: Cache, hidden: Tensor, lengths: Tensor, longest: int, tree: Tree
-) -> tuple[Tensor, int, Tensor, Tensor]:
+def grow(draft: Eagle3, cache: Cache, hidden: Tensor, lengths: Tensor, longest: int, tree: Tree) -> tuple[Tensor, int, Tensor, Tensor]:
     """Tokens int64 [b, nodes] (verifier ids), the depth, parents and depths int64 [b, nodes] (see `draft.Proposal`).
 
     Args:
@@ -105,7 +103,7 @@ def _top(draft: Eagle3, states: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _select(scores: Tensor, tokens: Tensor, parents: Tensor, depths: Tensor, tree: Tree) -> tuple[Tensor, int, Tensor, Tensor]:
     """The most probable candidates, in their own order, with parents counted among themselves."""
-    ranked = scores.sort(1, descending=True, stable=True).indices  # stable: of equal ones the parent comes first
+    ranked = torch.sort(scores, dim=1, descending=True, stable=True).indices  # stable: of equal ones the parent comes first
     chosen = ranked[:, : tree.nodes].sort(1).values
     place = torch.zeros(scores.shape[0], scores.shape[1] + 1, dtype=torch.int64, device=scores.device)
     index = torch.arange(1, tree.nodes + 1, device=scores.device).expand(chosen.shape[0], -1)

@@ -17,7 +17,7 @@ from torch import Tensor
 class Step:
     """What one forward pass over n new tokens of b sequences needs to know about place, computed once for all layers.
 
-    positions: int64 [b, n], for the rotary embedding. slots: int64 [b, n], where keys and values go; the positions themselves, but in trees.
+    positions: int64 [b, n], for the rotary embedding. slots: int64 [b, n], where keys and values go; positions, but in trees.
     row: first cache row; sequence i lies in row + i. limit: keys in slots [0, limit) are visible at most; a host integer, so that shapes
     never depend on device data. rotary: [2, b, n, heads + 2 * kv_heads, head_dim]. masked: False promises that every slot below `limit` is
     visible to every query. causal: a prompt pass from slot 0, where query i sees slots 0 .. i and limit is n. seen: bool [b, n, limit]
