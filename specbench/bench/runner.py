@@ -157,10 +157,11 @@ def _speculative(verifier: Any, draft: Any, tokenizer: Any, k: int) -> Callable[
     def decode(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
         models = verifier, draft if k else None
         one = generate(*models, [ids], num_speculative_tokens=k, max_new_tokens=max_new_tokens, tokenizer=tokenizer)[0]
-        names = ("prefill_s", "draft_s", "verify_s", "other_s", "decode_s", "total_s")
+        names = ("prefill_s", "verify_s", "other_s", "decode_s", "total_s")
         return {
             "accepted_per_round": one.accepted_per_round, "proposed_per_round": one.proposed_per_round, "token_ids": one.token_ids,
-            "finish_reason": one.finish_reason, **{name: getattr(one.timing, name) for name in names},
+            "finish_reason": one.finish_reason, "draft_s": one.timing.draft_prefill_s + one.timing.draft_s,
+            **{name: getattr(one.timing, name) for name in names},
         }  # fmt: skip
 
     return decode
