@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .bench.records import load_runs as load_runs
     from .bench.runner import benchmark as benchmark
     from .bundled import bundled_pair as bundled_pair
+    from .doctor.diagnosis import diagnose as diagnose
     from .failure_atlas import atlas as atlas
     from .load import load_draft as load_draft
     from .pair import open_pair as open_pair
@@ -26,6 +27,7 @@ _HOMES = {
     "open_pair": "pair",
     "bundled_pair": "bundled",
     "resolve": "plan",
+    "diagnose": "doctor.diagnosis",
     "load_draft": "load",
     "load_verifier": "verifier",
     "generate": "text",
@@ -39,6 +41,7 @@ __all__ = [
     "atlas",
     "benchmark",
     "bundled_pair",
+    "diagnose",
     "generate",
     "load_draft",
     "load_runs",

@@ -97,8 +97,8 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
     dialect = recognise(draft.config, draft.tensors, f"draft {draft.name}")
     q = Question(draft, dialect, verifier, policy, overrides)
     settings = [
-        _family(q),
-        *_quantization(q),
+        family_setting(q),
+        *quantization_settings(q),
         *sizes(q),
         *vocabulary(q),
         *layers(q),
@@ -106,7 +106,7 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
         *residual(q),
         *rope(q),
         *aux_layers(q),
-        _dtype(q),
+        dtype_setting(q),
         *load_settings(pair, policy),
         Setting("checks", policy.rule("checks"), f"policy {policy.name}"),
     ]
@@ -116,7 +116,8 @@ def resolve(pair: Pair, policy: str | Policy = "draft", overrides: Mapping[str, 
     return Plan(pair, policy, dialect, {s.name: s for s in settings})
 
 
-def _family(q: Question) -> Setting:
+def family_setting(q: Question) -> Setting:
+    """Which dialect the draft is in, and what is odd about it."""
     notes = [*q.dialect.notes]
     if q.dialect.ignored:
         notes.append(f"not read: {', '.join(q.dialect.ignored)}")
@@ -125,7 +126,8 @@ def _family(q: Question) -> Setting:
     return Setting("family", q.dialect.family.name, "draft tensors and config.json", None, "; ".join(notes), named, code)
 
 
-def _quantization(q: Question) -> list[Setting]:
+def quantization_settings(q: Question) -> list[Setting]:
+    """Whose quantization section the draft is built from, what was declared and asked for, and whether the verifier is rotated."""
     own, other = q.draft.quantization, q.verifier.quantization
     asked = q.overrides.get("quantization")
     requested = asked if asked != "verifier" else str((other or {}).get("quant_method") or "none")
@@ -183,7 +185,8 @@ def _rotation(q: Question) -> list[Setting]:
     return [Setting("rotation", seen[0], f"verifier {q.verifier.name}: {seen[0]}", seen[0], note, True, "rotated-verifier")]
 
 
-def _dtype(q: Question) -> Setting:
+def dtype_setting(q: Question) -> Setting:
+    """What the draft computes in: the verifier's dtype."""
     own, other = _named_dtype(q.draft), _named_dtype(q.verifier)
     note = "" if own in (None, other) else f"the draft's config says {own}; it is cast to compute beside the verifier's states"
     return Setting("dtype", other, f"verifier {q.verifier.name}/config.json: dtype", other, note, code="dtype-cast")

@@ -110,7 +110,7 @@ def sizes(q: Question) -> list[Setting]:
 def layers(q: Question) -> list[Setting]:
     """Layer count from the tensors, switches that the tensors show, sliding windows."""
     tensors = q.dialect.tensors
-    indices = sorted({int(n.split(".")[1]) for n in tensors if n.startswith("layers.") and n.split(".")[1].isdigit()})
+    indices = sorted({int(n.split(".")[1]) for n in tensors if n.startswith("layers.") and n.split(".")[1].isdecimal()})
     if indices != list(range(len(indices))):
         numbered = f"its layers are numbered {indices}; 0..{len(indices) - 1} is expected"
         raise q.fail(numbered, "layers-numbering", {"draft tensors: layers.*": indices})
@@ -122,7 +122,7 @@ def layers(q: Question) -> list[Setting]:
         source = f"policy {q.policy.name}: " + ("always one" if rule == "one" else "num_hidden_layers of config.json")
         note = "" if count == len(indices) else f"{len(indices)} are stored"
     elif claimed is not None and claimed < len(indices):
-        unused = [n for n in tensors if n.startswith("layers.") and int(n.split(".")[1]) >= claimed]
+        unused = [n for n in tensors if n.startswith("layers.") and n.split(".")[1] in {str(i) for i in indices if i >= claimed}]
         raise q.fail(
             f"config.json says num_hidden_layers {claimed}, but layers {indices} are stored; unused would be: {', '.join(unused[:12])}",
             "layers-unread",

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from .checkpoint.files import TensorInfo
 from .errors import ConfigError
+from .pair import Checkpoint
 from .settings import Question, Setting
 
 
 def vocabulary(q: Question) -> list[Setting]:
     """Embedding rows, draft vocabulary, and who owns embedding and head."""
     tensors, config_vocab = q.dialect.tensors, q.dialect.size("vocab_size")
-    own, other = tensors.get("embed_tokens.weight"), _verifier_embedding(q)
+    own, other = tensors.get("embed_tokens.weight"), verifier_embedding(q.verifier)
     verifier_vocab = int(q.verifier_config["vocab_size"])
     choice = q.overrides.get("embed_tokens")
     if choice not in (None, "draft", "verifier"):
@@ -131,6 +132,7 @@ def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> 
     return settings
 
 
-def _verifier_embedding(q: Question) -> TensorInfo | None:
+def verifier_embedding(verifier: Checkpoint) -> TensorInfo | None:
+    """The header of the verifier's embedding, wherever its architecture keeps it."""
     names = ("model.embed_tokens.weight", "model.language_model.embed_tokens.weight", "language_model.model.embed_tokens.weight")
-    return next((q.verifier.tensors[n] for n in names if n in q.verifier.tensors), None)
+    return next((verifier.tensors[name] for name in names if name in verifier.tensors), None)

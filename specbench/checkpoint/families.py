@@ -258,11 +258,13 @@ def _refuse_other_models(tensors: Mapping[str, TensorInfo], architectures: list[
 def _reads_one_stream(tensors: Mapping[str, TensorInfo]) -> bool:
     """Whether q_proj is as wide as what fc gives: EAGLE-1's layer reads the fused state alone."""
     q, fc = tensors.get("layers.0.self_attn.q_proj.weight"), tensors.get("fc.weight")
-    if q is None or fc is None or q.dtype not in PLAIN or len(q.shape) != 2:
+    if q is None or fc is None or q.dtype not in PLAIN or len(q.shape) != 2 or len(fc.shape) != 2:
         return False
     return q.shape[1] == fc.shape[0]
 
 
 def _reads_two_streams(tensors: Mapping[str, TensorInfo]) -> bool:
     q, norm = tensors.get("layers.0.self_attn.q_proj.weight"), tensors.get("layers.0.input_layernorm.weight")
-    return q is not None and norm is not None and q.shape[-1] == 2 * norm.shape[0]
+    if q is None or norm is None or not q.shape or not norm.shape:
+        return False
+    return q.shape[-1] == 2 * norm.shape[0]

@@ -86,6 +86,11 @@ class HubTensors(Mapping[str, TensorInfo]):
         self._read(self._files.values())
         return super().items()
 
+    @property
+    def read_whole(self) -> bool:
+        """Whether every header is known, so that `values` and `items` ask for nothing."""
+        return set(self._files.values()) <= self._headers.keys()
+
     def download(self, names: Iterable[str] | None, tokenizer: bool) -> None:
         """See `materialize`."""
         files = sorted({self._files[name] for name in (self._files if names is None else names)})

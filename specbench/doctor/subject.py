@@ -1,0 +1,71 @@
+"""What every check may look at, and how a check says what it found.
+
+What enters: a pair whose files could be read. What leaves: `Subject`s and `Finding`s. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..checkpoint.families import Dialect
+from ..pair import Checkpoint, Pair
+from ..policies import DRAFT
+from ..settings import Question
+from .findings import Affected, Finding, evidence_of
+from .pages import explain
+
+SIDES = ("verifier", "draft")
+PLAIN_DTYPES = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A pair, the draft as its family spells it, and what the user decided instead of the files."""
+
+    pair: Pair
+    dialect: Dialect
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def question(self) -> Question:
+        """What the plan's rules are asked under the policy "draft"."""
+        overrides = {**self.pair.speculative.plan_overrides(), **self.overrides}
+        return Question(self.pair.draft, self.dialect, self.pair.verifier, DRAFT, overrides)
+
+    def side(self, name: str) -> Checkpoint:
+        checkpoint: Checkpoint = getattr(self.pair, name)
+        return checkpoint
+
+
+def finding(
+    code: str,
+    sentence: str,
+    evidence: Mapping[str, Any] | None = None,
+    *,
+    severity: str | None = None,
+    affected: tuple[Affected, ...] = (),
+    fix: str = "",
+) -> Finding:
+    """A finding with what the page of its code says: severity, what a user sees, the fix, each unless given."""
+    page = explain(code)
+    return Finding(code, severity or page.severity, sentence, evidence_of(evidence or {}), affected, page.sees, fix or page.fix)
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a verifier's config: multimodal ones nest it under `text_config`."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config
+
+
+def place_of(subject: Subject, place: str) -> str:
+    """A place as rules spell it, with the name of the file: "draft tensors: fc.weight" as "draft model.safetensors: fc.weight"."""
+    side, _, rest = place.partition(" ")
+    if side == "config.json:":
+        return f"draft {place}"
+    if side in SIDES and rest.startswith("tensors: "):
+        name = rest.removeprefix("tensors: ")
+        info = subject.dialect.tensors.get(name) if side == "draft" else subject.pair.verifier.tensors.get(name)
+        return place if info is None else f"{side} {info.file.name}: {info.name}"
+    return place
