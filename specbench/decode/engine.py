@@ -38,7 +38,7 @@ PROMPT_AREA = 8192  # tokens, padding counted, that a prompt pass over several s
 class Options:
     """How to decode. num_speculative_tokens: k, 0 is the verifier alone. batch_size: sequences at a time. draft_sampling: "greedy" proposes
     the draft's best tokens at any temperature (as vLLM does by default), "probabilistic" draws them. adaptive: choose k per round, up to
-    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them."""
+    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them and the verifier is known to bear it."""
 
     num_speculative_tokens: int = 3
     batch_size: int = 1
@@ -94,8 +94,8 @@ class Run:
             self.proposer.begin(rows, length)
         vocab = self.verifier.config.vocab_size
         self.rows = Rows.empty(rows, length, width, self.block, vocab, penalised, self.verifier.dtype, self.verifier.device)
-        wanted = self.options.graphs is not False and self.verifier.device.type == "cuda"
-        self.graphs = Graphs(wanted, self.rows.tensors)
+        wanted = getattr(self.verifier, "captures", True) if self.options.graphs is None else self.options.graphs
+        self.graphs = Graphs(wanted and self.verifier.device.type == "cuda", self.rows.tensors)
 
     def __iter__(self) -> Iterator[Update]:
         return self._rounds()
