@@ -142,7 +142,7 @@ def test_an_older_version_is_read_beside_this_one(tmp_path, recwarn):
     before = table[table.run_id == "old"]
     assert set(before[before.k == 0].proposer) == {""} and set(before[before.k > 0].proposer) == {"eagle3"}
     assert set(before.draft_shape) == {"chain"} and set(before.batch_size) == {1} and before.seed.isna().all()
-    assert all(list(d) == list(p) for d, p in zip(before.depth_per_round, before.proposed_per_round, strict=True))
+    assert all(list(d) == list(p) for d, p in zip(before.nodes_per_round, before.proposed_per_round, strict=True))
     same = [name for name in table.columns if name not in ("run_id", *ADDED[2])]
     pd.testing.assert_frame_equal(before[same].reset_index(drop=True), table[table.run_id == "new"][same].reset_index(drop=True))
 

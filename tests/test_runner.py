@@ -1,4 +1,5 @@
 """The benchmark on real tiny pairs: rows agree with decoding, with transformers and with what lies on disk, also when something fails."""
+
 import json
 from dataclasses import replace
 
@@ -10,9 +11,11 @@ from transformers import AutoTokenizer
 
 import specbench as sb
 from specbench import text
+from specbench.bench.arms import format_name
+from specbench.bench.baseline import rounds
 from specbench.bench.prompts import Prompt, prompt_set_hash
 from specbench.bench.records import load_runs
-from specbench.bench.runner import WARM_UP_TOKENS, benchmark, conversation_ids, format_name, transformers_baseline
+from specbench.bench.runner import WARM_UP_TOKENS, benchmark, conversation_ids, transformers_baseline
 from specbench.bench.summary import summarize
 from specbench.errors import CheckpointKeyError, DataError
 
@@ -59,7 +62,7 @@ def test_counts_agree_with_the_outputs(run):
         assert len(row.proposed_per_round) == len(row.accepted_per_round)
         assert all(0 <= a <= p <= row.k for a, p in zip(row.accepted_per_round, row.proposed_per_round, strict=True))
         assert row.finish_reason == ("length" if row.num_output_tokens == 24 else "eos")
-        assert row.decode_s == pytest.approx(row.draft_s + row.verify_s + row.other_s)
+        assert row.decode_s == pytest.approx(row.draft_prefill_s + row.draft_s + row.verify_s + row.other_s)
         assert row.total_s == pytest.approx(row.prefill_s + row.decode_s)
         assert min(row.prefill_s, row.verify_s, row.other_s) >= 0
     assert set(own[own.k == 0].proposed_per_round.map(sum)) == {0}
@@ -85,6 +88,90 @@ def test_rows_are_what_generate_gives(run, pair):
     assert list(row.token_ids) == out.token_ids[0] and list(row.accepted_per_round) == out.accepted_per_round[0]
     single = summarize(table[(table.question_id == 11) & (table.k == 3)])
     assert single.mean_acceptance_length.iloc[0] == pytest.approx(out.mean_acceptance_length)
+
+
+def test_batches_temperatures_and_trees(pair, tmp_path):
+    """Every combination is an arm; in fp32 greedy outputs do not depend on batch size, chain or tree."""
+    prompts = [*PROMPTS, Prompt(7, "math", ("And 3 x 9?", "Sure?"))]
+    table = benchmark(
+        pair, prompts, (0, 2), trees=[(2, 2, 4)], batch_size=[1, 2], temperature=[0.0, 0.9], top_k=20, seed=5, max_new_tokens=12,
+        run_dir=tmp_path, device="cpu", progress=False,
+    )  # fmt: skip
+    assert len(table) == 5 * 3 * 2 * 2 and set(table.status) == {"ok"}
+    shapes = {"chain", "tree depth 2 top_k 2 nodes 4"}
+    assert set(table.draft_shape) == shapes and set(table[table.k == 0].draft_shape) == {"chain"}
+    for _, group in table.groupby(["temperature", "question_id", "turn"]):
+        assert len({tuple(ids) for ids in group.token_ids}) == 1, "a seed belongs to a prompt, turn and repeat, not to a batch"
+        assert group.seed.nunique() == (0 if group.temperature.iloc[0] == 0 else 1)
+    assert set(table[table.temperature > 0].top_k) == {20} and table[table.temperature == 0].top_k.isna().all()
+    tree = table[table.draft_shape != "chain"]
+    assert all(all(n == 4 for n, p in zip(r.nodes_per_round, r.proposed_per_round, strict=True) if p == 2) for r in tree.itertuples())
+    assert all(len(r.emitted_at_s) == len(r.accepted_per_round) + 1 for r in table.itertuples())
+    sizes = table[(table.batch_size == 2) & (table.k == 0) & (table.temperature == 0)].groupby("batch").size()
+    assert sorted(sizes) == [1, 1, 1, 2], "two first turns together, then the one second turn, then the third prompt's two"
+
+    summary = summarize(table)
+    assert {"batch_size", "temperature", "draft_shape"} <= set(summary.columns) and len(summary) == 3 * 2 * 2
+    assert set(summary.num_unlike_k0) == {0} and summary.speedup.notna().all()
+    assert (summary[summary.k == 0].speedup - 1).abs().max() < 1e-9
+
+
+def test_one_prompt_too_long_does_not_stop_its_batch(pair, tmp_path):
+    prompts = [Prompt(1, "a", ("short",)), Prompt(2, "b", ("x" * 600,)), Prompt(3, "a", ("also short",))]
+    table = benchmark(pair, prompts, (0, 2), batch_size=3, max_new_tokens=6, run_dir=tmp_path, device="cpu", progress=False)
+    assert table.groupby("question_id").status.unique().map(list).to_dict() == {1: ["ok"], 2: ["failed"], 3: ["ok"]}
+
+
+def test_what_stops_a_batch_is_told_in_each_of_its_rows(pair, tmp_path, monkeypatch):
+    real = text.generate
+
+    def stops(*args, **kwargs):
+        if kwargs["num_speculative_tokens"] and kwargs["max_new_tokens"] == 6:
+            raise RuntimeError("out of memory")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(text, "generate", stops)
+    table = benchmark(pair, ["one", "two"], (0, 2), batch_size=2, max_new_tokens=6, run_dir=tmp_path, device="cpu", progress=False)
+    failed = table[table.status == "failed"]
+    assert failed.question_id.tolist() == [1, 2] and set(failed.error) == {"RuntimeError: out of memory (in a batch of 2)"}
+    assert set(table[table.k == 0].status) == {"ok"}
+
+
+def test_prompt_lookup_is_a_labelled_baseline(pair, tmp_path):
+    prompts = [Prompt(1, "copy", ("the cat sat on the mat, " * 4,)), *PROMPTS]
+    options = {"max_new_tokens": 40, "baseline": pair.verifier, "run_dir": tmp_path, "device": "cpu", "progress": False}
+    table = benchmark(pair, prompts, (0,), prompt_lookup=4, **options)
+    other = table[table.engine == "transformers"]
+    assert set(zip(other.k, other.proposer, strict=True)) == {(0, ""), (4, "prompt lookup")}
+    for _, group in table.groupby(["question_id", "turn"]):
+        assert len(group) == 3 and len({tuple(ids) for ids in group.token_ids}) == 1, "assisted decoding is greedy decoding"
+    assisted = other[other.k == 4]
+    assert any(sum(row.proposed_per_round) for row in assisted.itertuples())
+    for row in assisted.itertuples():
+        rounds = sum(accepted + 1 for accepted in row.accepted_per_round)
+        by_prompt_pass = row.num_output_tokens - rounds
+        assert 0 <= by_prompt_pass <= 5, "0 where the end cut the last round's bonus"
+        assert all(0 <= a <= p <= 4 for a, p in zip(row.accepted_per_round, row.proposed_per_round, strict=True))
+    summary = summarize(table)
+    s = summary[(summary.engine == "transformers") & (summary.k == 4)].iloc[0]
+    assert s.num_drafts <= s.num_rounds and s.speedup > 0
+    for wrong in ({"prompt_lookup": -1}, {"prompt_lookup": 2, "baseline": None}):
+        with pytest.raises(DataError, match="prompt_lookup"):
+            benchmark(pair, ["x"], 0, **{**options, "run_dir": tmp_path / "w", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("blocks", "lengths", "sequence", "expected"),
+    [
+        ([[0] * 3, [7, 1, 2, 9], [3]], [4, 7, 8], [0, 0, 0, 7, 1, 2, 3, 4], ([2, 0], [3, 0])),  # two of three kept, then none proposed
+        ([[0] * 3, [7, 1, 2, 2]], [4, 5], [0, 0, 0, 7, 1], ([1], [1])),  # an end among the proposals: counted up to it
+        ([[0] * 3, [7, 1]], [4, 6], [0, 0, 0, 7, 1, 2], ([1], [1])),  # all kept, then the bonus
+        ([[0] * 3, [7, 1, 2]], [4, 5], [0, 0, 0, 7, 5], ([0], [2])),  # rejected at once
+        ([], [4, 5], [0, 0, 0, 7, 5], ([], [])),
+    ],
+)
+def test_rounds_of_assisted_decoding_by_hand(blocks, lengths, sequence, expected):
+    assert rounds(blocks, lengths, sequence) == expected
 
 
 def test_later_turns_follow_the_answer(run, folders):
@@ -122,7 +209,7 @@ def test_folder_holds_the_table_and_its_provenance(run, recwarn):
     assert facts["complete"] is True and facts["run_id"] == f"{folder.parent.name}/{folder.name}" == table.run_id.iloc[0]
     assert facts["prompts"]["sha256"] == prompt_set_hash(PROMPTS) == table.prompt_set_hash.iloc[0]
     assert facts["parameters"]["prompts"] == "given by the caller"
-    assert facts["parameters"] | {"k": [0, 1, 3], "repeats": 2, "ignore_eos": False, "temperature": 0.0} == facts["parameters"]
+    assert facts["parameters"] | {"k": [0, 1, 3], "repeats": 2, "ignore_eos": False, "temperature": [0.0]} == facts["parameters"]
     assert set(facts["checkpoints"]) == {"verifier", "draft", "baseline"}
     assert facts["checkpoints"]["draft"]["files"]["model.safetensors"]["sha256"]
 
@@ -226,7 +313,16 @@ def test_format_names(folders):
 
 @pytest.mark.parametrize(
     "wrong",
-    [*({"k": k} for k in [(), (3, 3), (-1,), True, (1.0,)]), {"repeats": 0}, {"max_new_tokens": 0}, {"prompts": []}],
+    [
+        *({"k": k} for k in [(), (3, 3), (-1,), True, (1.0,)]),
+        {"repeats": 0},
+        {"max_new_tokens": 0},
+        {"prompts": []},
+        {"batch_size": 0},
+        {"batch_size": []},
+        {"temperature": -1.0},
+        {"temperature": "0"},
+    ],
 )
 def test_wrong_arguments_leave_no_folder(pair, wrong, tmp_path):
     with pytest.raises(DataError):

@@ -6,9 +6,6 @@ earlier out of the figure; the files may lie in the page cache.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
 import json
 import os
 import subprocess
@@ -19,6 +16,7 @@ from pathlib import Path
 
 from ..errors import SpecbenchError
 from ..pair import Checkpoint, Pair, open_pair
+from .memory import peak, reset_peak, resident, settle
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,8 +61,8 @@ def measure(pair: Pair, policy: str, device: str, dtype: str) -> LoadCost:
 
     verifier = load_verifier(pair, device=device, dtype=dtype)
     cuda = verifier.device.type == "cuda"
-    _settle()
-    before, can_reset = _resident(), _reset_peak()
+    settle()
+    before, can_reset = resident(), reset_peak()
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -74,12 +72,12 @@ def measure(pair: Pair, policy: str, device: str, dtype: str) -> LoadCost:
     if cuda:
         torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    peak = _peak() if can_reset else None
+    highest = peak() if can_reset else None
     file_bytes = sum(file.stat().st_size for file in {info.file for info in pair.draft.tensors.values()})
     del draft
     return LoadCost(
         seconds,
-        None if peak is None or before is None else max(peak - before, 0),
+        None if highest is None or before is None else max(highest - before, 0),
         torch.cuda.max_memory_allocated() - allocated if cuda else None,
         file_bytes,
     )
@@ -87,38 +85,6 @@ def measure(pair: Pair, policy: str, device: str, dtype: str) -> LoadCost:
 
 def _source(checkpoint: Checkpoint) -> list[str | None]:
     return [str(checkpoint.path), None] if checkpoint.revision is None else [checkpoint.name, checkpoint.revision]
-
-
-def _settle() -> None:
-    """Give freed memory back, so that what the draft takes is seen as new."""
-    gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _status(field: str) -> int | None:
-    """A size of /proc/self/status in bytes."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    return None
-
-
-def _resident() -> int | None:
-    return _status("VmRSS")
-
-
-def _peak() -> int | None:
-    return _status("VmHWM")
-
-
-def _reset_peak() -> bool:
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True
 
 
 def main() -> None:

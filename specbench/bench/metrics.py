@@ -5,8 +5,8 @@ leaves: numbers, None where a number is undefined. It does not know files, table
 
 Words, as everywhere in the package: a *round* drafts k tokens, verifies them and commits some; `accepted` counts draft tokens only; the
 verifier's own token of a round is the *bonus*. The first output token comes from the prompt pass and belongs to no round. The last round
-of a prompt may be cut short; it counts with what it really proposed. Means over rounds weigh long outputs more ("micro"), means over
-prompts weigh each prompt alike ("macro").
+of a prompt may be cut short; it counts with what it really proposed. A round that proposed nothing is no *draft*. Means over rounds weigh
+long outputs more ("micro"), means over prompts weigh each prompt alike ("macro").
 """
 
 from __future__ import annotations
@@ -61,25 +61,31 @@ def flatten(accepted: Counts, proposed: Counts | None = None) -> tuple[Array, Ar
     return a, p
 
 
-def mean_acceptance_length(accepted: Counts) -> float | None:
+def mean_acceptance_length(accepted: Counts, proposed: Counts | None = None) -> float | None:
     """tau: tokens a round commits, 1 + accepted, **bonus counted**; mean **over rounds**. None without rounds.
 
-    The definition of vLLM's log (`1 + accepted / drafts`) and of the EAGLE papers.
+    The definition of vLLM's log (`1 + accepted / drafts`) and of the EAGLE papers. With `proposed`, rounds that proposed nothing are no
+    drafts and do not count, as in vLLM's num_drafts; without it every round counts as one.
     """
-    a, _ = flatten(accepted)
+    a = _drafts(accepted, proposed)
     return 1 + float(a.mean()) if a.size else None
 
 
-def mean_acceptance_length_over_prompts(accepted: Counts) -> float | None:
-    """tau of each prompt (1 + accepted per round, **bonus counted**), then the mean **over prompts**; those without rounds are left out."""
-    lengths = [mean_acceptance_length([rounds]) for rounds in accepted]
-    known = [length for length in lengths if length is not None]
+def mean_acceptance_length_over_prompts(accepted: Counts, proposed: Counts | None = None) -> float | None:
+    """`mean_acceptance_length` of each prompt (**bonus counted**), then the mean **over prompts**; those without a draft are left out."""
+    known = lengths_of_prompts(accepted, proposed)
     return float(np.mean(known)) if known else None
 
 
-def mean_accepted_tokens(accepted: Counts) -> float | None:
-    """Accepted draft tokens per round, **bonus not counted**; mean **over rounds**. None without rounds."""
-    a, _ = flatten(accepted)
+def lengths_of_prompts(accepted: Counts, proposed: Counts | None = None) -> list[float]:
+    """`mean_acceptance_length` of each prompt that has one."""
+    lengths = [mean_acceptance_length([rounds], None if proposed is None else [proposed[i]]) for i, rounds in enumerate(accepted)]
+    return [length for length in lengths if length is not None]
+
+
+def mean_accepted_tokens(accepted: Counts, proposed: Counts | None = None) -> float | None:
+    """Accepted draft tokens per round, **bonus not counted**; mean **over rounds**, as `mean_acceptance_length`. None without rounds."""
+    a = _drafts(accepted, proposed)
     return float(a.mean()) if a.size else None
 
 
@@ -101,7 +107,7 @@ def accepted_histogram(accepted: Counts) -> dict[int, int]:
 def acceptance_per_position(accepted: Counts, proposed: Counts, num_speculative_tokens: int | None = None) -> Array:
     """Unconditional rate of each draft position, [k] float64: accepted there / proposed there, **over rounds**; bonus not counted.
 
-    Only rounds that proposed a position count for it; NaN where none did. Where every round proposed k, the sum is
+    Only rounds that proposed a position count for it; NaN where none did. Where every draft proposed k, the sum is
     `mean_acceptance_length - 1` and the rates never rise (`full_rounds` keeps just those). This is vLLM's per-position rate.
 
     Args:
@@ -135,8 +141,8 @@ def full_rounds(accepted: Counts, proposed: Counts, num_speculative_tokens: int)
 def truncate(accepted: Counts, proposed: Counts, num_speculative_tokens: int) -> tuple[list[list[int]], list[list[int]]]:
     """A chain of k' < k read off a chain of k: the same rounds as if only k' tokens had been drafted.
 
-    Its mean acceptance length is 1 + the first k' per-position rates. That is what to expect of a run at k', not exactly what it
-    gives: its rounds start at other tokens.
+    Its mean acceptance length is 1 + the first k' per-position rates, where every draft proposed k' at least. That is what to expect of a
+    run at k', not exactly what it gives: its rounds start at other tokens.
     """
     flatten(accepted, proposed)
 
@@ -204,10 +210,19 @@ def ratio(sums: Array) -> Array:
     return quotient
 
 
-def acceptance_length_interval(accepted: Counts, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0) -> Interval | None:
+def acceptance_length_interval(
+    accepted: Counts, proposed: Counts | None = None, *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Interval | None:
     """`mean_acceptance_length` (**bonus counted**, mean **over rounds**) with its interval over prompts; None without rounds."""
-    sums = np.array([(sum(rounds) + len(rounds), len(rounds)) for rounds in accepted if len(rounds)])
+    drafts = [_drafts([rounds], None if proposed is None else [proposed[i]]) for i, rounds in enumerate(accepted)]
+    sums = np.array([(a.sum() + a.size, a.size) for a in drafts if a.size])
     return bootstrap(sums, ratio, confidence=confidence, resamples=resamples, seed=seed) if len(sums) else None
+
+
+def _drafts(accepted: Counts, proposed: Counts | None) -> Array:
+    """Accepted tokens of every round that drafted, side by side."""
+    a, p = flatten(accepted, proposed)
+    return a if proposed is None else a[p > 0]
 
 
 def _concatenate(counts: Counts) -> Array:

@@ -1,23 +1,24 @@
-"""Run prompts at several k through the same loop in the same run, and keep every count and time.
+"""Run prompts under several ways of decoding in the same run, and keep every count and time.
 
-What enters: a pair, prompts, values of k. What leaves: a table of rows, in memory and in a run folder that fills as the run goes. It
-derives no figure; it does not know how decoding works.
+What enters: a pair, prompts, values of k and whatever else is varied. What leaves: a table of rows, in memory and in a run folder that
+fills as the run goes. It derives no figure; it does not know how decoding works.
 
-Machine noise must hit every k alike, so all of them (and transformers' own loop, where asked for) take turns on each prompt, in an order
-that rotates from prompt to prompt. One short warm-up of each is not recorded. Clocks are synchronised by the loops themselves.
+Machine noise must hit every way alike, so all of them (and transformers' own loop, where asked for) take turns on the same few prompts, in
+an order that rotates. One short warm-up of each is not recorded. Clocks are synchronised by the loops themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError, SpecbenchError
 from ..pair import Checkpoint, Pair, open_checkpoint
-from ..quant.scheme import Scheme, parse_quantization
-from .prompts import Prompt, as_prompts, prompt_set_hash
+from .arms import Arm, DraftSampling, TreeShape, Variants, distinct, model_facts, specbench_arms, transformers_arms
+from .memory import PeakMemory
+from .prompts import Prompt, PromptSet, as_prompts, prompt_set_hash
 from .provenance import provenance
 from .records import Recorder, Row, new_run
 from .session import runs_root
@@ -28,18 +29,8 @@ if TYPE_CHECKING:
     from ..policies import Policy
 
 WARM_UP_TOKENS = 16
-PLAIN_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One way of decoding that is measured.
-
-    facts: the `Row` fields that all of its rows share. decode: token ids and a limit of new tokens -> the `Row` fields that it measured.
-    """
-
-    facts: dict[str, Any]
-    decode: Callable[[list[int], int], dict[str, Any]]
+SEED_STEP = 1_000_003  # between the seeds of repeats; those of prompts and turns lie between
+TURN_STEP = 100_003
 
 
 def benchmark(
@@ -47,6 +38,14 @@ def benchmark(
     prompts: str | Path | Sequence[Prompt | str] | None = None,
     k: int | Sequence[int] = (0, 1, 3, 5),
     *,
+    trees: Sequence[TreeShape] = (),
+    batch_size: int | Sequence[int] = 1,
+    temperature: float | Sequence[float] = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    draft_sampling: DraftSampling = "greedy",
     repeats: int = 1,
     max_new_tokens: int = 128,
     device: str = "auto",
@@ -54,31 +53,45 @@ def benchmark(
     policy: str | Policy = "draft",
     packed: bool = True,
     baseline: Checkpoint | None = None,
+    prompt_lookup: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Decode every prompt greedily at every k and return one row per prompt turn, k and repeat (columns: `records.Row`).
+    """Decode every prompt under every combination and return one row per prompt turn, combination and repeat (columns: `schema.Row`).
 
     Args:
         prompts: see `prompts.as_prompts`; None is the shipped set.
         k: numbers of speculative tokens. Keep 0 among them: it is the baseline of every speedup.
-        repeats: of everything, for the spread of times; counts repeat exactly.
+        trees: draft trees (depth, top_k, nodes) besides the chains of `k`.
+        batch_size: sequences decoded together, one number or several; prompts are batched in their order.
+        temperature: 0 is greedy; one or several. top_k, top_p, min_p, draft_sampling: see `text.stream`; they count where it is above 0.
+        seed: of the sampling; each prompt, turn and repeat has its own, the same for every k and batch size.
+        repeats: of everything, for the spread of times; greedy counts repeat exactly.
         max_new_tokens: per turn; EOS ends a turn sooner.
         device, dtype, policy, packed: see `load.load_draft`.
-        baseline: a checkpoint with the verifier's tokenizer, to decode with transformers' own `generate` in the same run (rows with engine
-            "transformers" and k 0).
+        baseline: a checkpoint with the verifier's tokenizer, to decode with transformers' own greedy `generate` in the same run (rows with
+            engine "transformers" and k 0).
+        prompt_lookup: with a `baseline`, decode also with transformers' own assisted decoding, prompt lookup of at most so many tokens
+            (rows with engine "transformers", proposer "prompt lookup" and that k); 0 leaves it out.
         run_dir: folder to fill, new or without an earlier run; None makes one (`records.new_run`) under `session.runs_root()`.
         progress: show a bar.
 
     Raises:
-        DataError: a k, limit or repeat count that cannot be, or a folder that holds a run.
+        DataError: a number that cannot be, or a folder that holds a run.
         SpecbenchError: the pair does not load. Prompts that fail are rows with status "failed" instead.
     """
-    asked, ks = as_prompts(prompts), _check_counts(k, repeats, max_new_tokens)
+    asked = as_prompts(prompts)
+    _check_counts(repeats, max_new_tokens, prompt_lookup, baseline)
+    variants = Variants(
+        distinct(k, "k", int, 0), tuple((depth, width, nodes) for depth, width, nodes in trees), distinct(batch_size, "batch_size", int, 1),
+        distinct(temperature, "temperature", float, 0), top_k, top_p, min_p, draft_sampling,
+    )  # fmt: skip
     parameters = {
-        "prompts": _prompt_source(prompts), "k": ks, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device,
-        "dtype": dtype, "packed": packed, "policy": str(getattr(policy, "name", policy)), "temperature": 0.0, "ignore_eos": False,
-        "warm_up_tokens": WARM_UP_TOKENS,
+        "prompts": _prompt_source(prompts), "k": variants.k, "trees": variants.trees, "batch_size": variants.batch_sizes,
+        "temperature": variants.temperatures, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
+        "draft_sampling": draft_sampling, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device, "dtype": dtype,
+        "packed": packed, "policy": str(getattr(policy, "name", policy)), "ignore_eos": False, "warm_up_tokens": WARM_UP_TOKENS,
+        "prompt_lookup": prompt_lookup,
     }  # fmt: skip
     checkpoints = {"verifier": pair.verifier, "draft": pair.draft} | ({"baseline": baseline} if baseline else {})
     with Recorder(_folder(run_dir), provenance(parameters, checkpoints, asked)) as recorder:
@@ -87,16 +100,17 @@ def benchmark(
         from ..verifier import load_verifier
 
         verifier = load_verifier(pair, device=device, dtype=dtype, packed=packed)
-        draft = load_draft(pair, policy, device=device, dtype=dtype, verifier=verifier, packed=packed) if any(ks) else None
+        drafting = any(variants.k) or bool(trees)
+        draft = load_draft(pair, policy, device=device, dtype=dtype, verifier=verifier, packed=packed) if drafting else None
         tokenizer = load_tokenizer(verifier)
         facts = {
             "engine": "specbench", "verifier": pair.verifier.name, "draft": pair.draft.name, "policy": parameters["policy"],
-            **_model_facts(pair.verifier, verifier),
+            **model_facts(pair.verifier, verifier),
         }  # fmt: skip
-        arms = [Arm({**facts, "k": value}, _speculative(verifier, draft, tokenizer, value)) for value in ks]
+        arms = specbench_arms(verifier, draft, tokenizer, facts, variants)
         if baseline is not None:
-            arms.append(_transformers_arm(baseline, str(verifier.device), dtype))
-        _measure(arms, asked, tokenizer, repeats, max_new_tokens, recorder, progress)
+            arms += transformers_arms(baseline, str(verifier.device), dtype, prompt_lookup)
+        _measure(arms, asked, tokenizer, repeats, max_new_tokens, seed, recorder, progress)
     return recorder.frame()
 
 
@@ -108,6 +122,7 @@ def transformers_baseline(
     repeats: int = 1,
     device: str = "auto",
     dtype: str = "auto",
+    prompt_lookup: int = 0,
     run_dir: str | Path | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
@@ -119,121 +134,107 @@ def transformers_baseline(
         path: checkpoint folder or hub id of a causal language model; the rest as in `benchmark`.
     """
     checkpoint = open_checkpoint(path)
-    asked, _ = as_prompts(prompts), _check_counts(0, repeats, max_new_tokens)
+    asked = as_prompts(prompts)
+    _check_counts(repeats, max_new_tokens, prompt_lookup, checkpoint)
     parameters = {
         "engine": "transformers", "prompts": _prompt_source(prompts), "repeats": repeats, "max_new_tokens": max_new_tokens,
         "device": device, "dtype": dtype, "temperature": 0.0, "ignore_eos": False, "warm_up_tokens": WARM_UP_TOKENS,
+        "prompt_lookup": prompt_lookup,
     }  # fmt: skip
     with Recorder(_folder(run_dir), provenance(parameters, {"verifier": checkpoint}, asked)) as recorder:
         from transformers import AutoTokenizer
 
-        arm = _transformers_arm(checkpoint, device, dtype)
+        arms = transformers_arms(checkpoint, device, dtype, prompt_lookup)
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, trust_remote_code=False)
-        _measure([arm], asked, tokenizer, repeats, max_new_tokens, recorder, progress)
+        _measure(arms, asked, tokenizer, repeats, max_new_tokens, 0, recorder, progress)
     return recorder.frame()
 
 
-def format_name(checkpoint: Checkpoint, dtype: str) -> str:
-    """Short name of a weight format as loaded: "bf16", "fp32" for plain weights; "w4a16", "w4a16-asym", "awq-w4a16", "w8a8", "fp8" ..."""
-    quantization = parse_quantization(checkpoint.quantization, f"{checkpoint.name}/{checkpoint.quantization_source}")
-    names = {_scheme_name(rule.scheme) for rule in quantization.rules} if quantization else set()
-    return "+".join(sorted(names)) or PLAIN_FORMATS.get(dtype, dtype)
-
-
-def _scheme_name(scheme: Scheme) -> str:
-    width = "a16" if scheme.activations is None else ""
-    for kind in ("nvfp4", "mxfp4"):
-        if kind in scheme.format:
-            return kind + width
-    if "float" in scheme.format or "fp8" in scheme.format:
-        return "fp8" + width
-    method = next((f"{kind}-" for kind in ("awq", "gptq", "bnb") if kind in scheme.format), "")
-    return f"{method}w{scheme.bits}{width or 'a8'}{'' if scheme.symmetric or method else '-asym'}"
-
-
-def _speculative(verifier: Any, draft: Any, tokenizer: Any, k: int) -> Callable[[list[int], int], dict[str, Any]]:
-    from ..text import generate
-
-    def decode(ids: list[int], max_new_tokens: int) -> dict[str, Any]:
-        models = verifier, draft if k else None
-        one = generate(*models, [ids], num_speculative_tokens=k, max_new_tokens=max_new_tokens, tokenizer=tokenizer)[0]
-        names = ("prefill_s", "verify_s", "other_s", "decode_s", "total_s")
-        return {
-            "accepted_per_round": one.accepted_per_round, "proposed_per_round": one.proposed_per_round, "token_ids": one.token_ids,
-            "finish_reason": one.finish_reason, "draft_s": one.timing.draft_prefill_s + one.timing.draft_s,
-            **{name: getattr(one.timing, name) for name in names},
-        }  # fmt: skip
-
-    return decode
-
-
-def _transformers_arm(checkpoint: Checkpoint, device: str, dtype: str) -> Arm:
-    from .baseline import TransformersLoop
-
-    loop = TransformersLoop(checkpoint, device, dtype)
-    facts = {"engine": "transformers", "verifier": checkpoint.name, "draft": "", "policy": "", "k": 0}
-    return Arm(facts | _model_facts(checkpoint, loop.model), loop.decode)
-
-
-def _model_facts(checkpoint: Checkpoint, model: Any) -> dict[str, Any]:
-    import torch
-
-    dtype = str(model.dtype).removeprefix("torch.")
-    place = {"device": str(model.device), "threads": torch.get_num_threads()}
-    return {"verifier_format": format_name(checkpoint, dtype), "dtype": dtype, **place}
-
-
 def _measure(
-    arms: Sequence[Arm], prompts: Sequence[Prompt], tokenizer: Any, repeats: int, max_new_tokens: int, recorder: Recorder, progress: bool
+    arms: Sequence[Arm], prompts: PromptSet, tokenizer: Any, repeats: int, limit: int, seed: int, recorder: Recorder, progress: bool
 ) -> None:
     from tqdm.auto import tqdm
 
     for arm in arms:
-        arm.decode(conversation_ids(tokenizer, ("Hello",), ()), WARM_UP_TOKENS)
-    common = {"run_id": recorder.run_id, "max_new_tokens": max_new_tokens, "prompt_set_hash": prompt_set_hash(prompts)}
+        hello = conversation_ids(tokenizer, ("Hello",), ())
+        arm.decode([hello] * arm.batch_size, WARM_UP_TOKENS, [seed] * arm.batch_size)
+    common = {
+        "run_id": recorder.run_id, "max_new_tokens": limit, "prompt_set": prompts.name, "prompt_set_hash": prompt_set_hash(prompts),
+    }  # fmt: skip
+    size = max(arm.batch_size for arm in arms)
+    chunks = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     turns = sum(len(prompt.turns) for prompt in prompts)
+    numbers = itertools.count()
     with tqdm(total=repeats * turns * len(arms), desc="benchmark", unit="output", disable=not progress) as bar:
         for repeat in range(repeats):
-            for place, prompt in enumerate(prompts):
+            for place, chunk in enumerate(chunks):
                 shift = (place + repeat) % len(arms)
                 order = [*arms[shift:], *arms[:shift]]
-                rows = _ask(prompt, order, tokenizer, {**common, "repeat": repeat}, bar)
-                recorder.add(rows)
+                facts = {**common, "repeat": repeat}
+                recorder.add(_ask(chunk, order, list(arms), tokenizer, facts, seed + repeat * SEED_STEP, numbers, bar))
 
 
-def _ask(prompt: Prompt, arms: Sequence[Arm], tokenizer: Any, common: dict[str, Any], bar: Any) -> list[Row]:
-    """All turns of a prompt by every arm. All arms read the same history: the answers of the smallest k that has one."""
-    rows: list[Row] = []
-    answers: list[str] = []
-    for turn in range(len(prompt.turns)):
-        facts = {**common, "question_id": prompt.question_id, "category": prompt.category, "turn": turn}
-        asked: list[Row] = []
+def _ask(
+    prompts: Sequence[Prompt], arms: Sequence[Arm], sorting: list[Arm], tokenizer: Any, common: dict[str, Any], seed: int,
+    numbers: Iterator[int], bar: Any,
+) -> list[Row]:  # fmt: skip
+    """All turns of some prompts by every arm. All arms read the same history: the answers of the first arm that has one."""
+    rows: dict[tuple[int, int, int], Row] = {}  # by prompt, turn, arm
+    answers: list[list[str]] = [[] for _ in prompts]
+    for turn in range(max(len(prompt.turns) for prompt in prompts)):
         for arm in arms:
-            if len(answers) < turn:
-                asked.append(_failed(arm, facts, f"turn {len(answers)} has no answer to go on from"))
-            else:
-                asked.append(_answer(arm, conversation_ids(tokenizer, prompt.turns[: turn + 1], answers), facts))
-            bar.update()
-        ok = [row for row in asked if row.status == "ok"]
-        if ok:
-            first = min(ok, key=lambda row: (row.k, row.engine))
-            answers.append(tokenizer.decode(first.token_ids, skip_special_tokens=True))
-        rows += sorted(asked, key=lambda row: (row.engine, row.k))
+            asked = []
+            for i, prompt in enumerate(prompts):
+                if turn >= len(prompt.turns):
+                    continue
+                facts = {**common, **arm.facts, "question_id": prompt.question_id, "category": prompt.category, "turn": turn}
+                key = (i, turn, sorting.index(arm))
+                if len(answers[i]) < turn:
+                    rows[key] = _failed(facts, f"turn {len(answers[i])} has no answer to go on from")
+                    bar.update()
+                    continue
+                ids = conversation_ids(tokenizer, prompt.turns[: turn + 1], answers[i])
+                asked.append((key, ids, facts, (seed + prompt.question_id + turn * TURN_STEP) % 2**63))
+            for start in range(0, len(asked), arm.batch_size):
+                batch = asked[start : start + arm.batch_size]
+                found = _answer(arm, [(ids, facts, one) for _, ids, facts, one in batch], next(numbers))
+                rows |= dict(zip([key for key, *_ in batch], found, strict=True))
+                bar.update(len(batch))
+        for i, prompt in enumerate(prompts):
+            ok = [rows[i, turn, a] for a in range(len(sorting)) if (i, turn, a) in rows and rows[i, turn, a].status == "ok"]
+            if turn < len(prompt.turns) and ok:
+                answers[i].append(tokenizer.decode(ok[0].token_ids, skip_special_tokens=True))
+    return [rows[key] for key in sorted(rows)]
+
+
+def _answer(arm: Arm, asked: Sequence[tuple[list[int], dict[str, Any], int]], number: int) -> list[Row]:
+    """One batch. A prompt that leaves no room fails alone; what stops the batch fails all of it."""
+    fits = [len(ids) < arm.context for ids, _, _ in asked]
+    rows: list[Row] = []
+    memory = PeakMemory(arm.facts["device"])
+    measured: Iterator[dict[str, Any]] = iter(())
+    stopped = ""
+    good = [entry for entry, fit in zip(asked, fits, strict=True) if fit]
+    if good:
+        try:
+            measured = iter(arm.decode([ids for ids, _, _ in good], good[0][1]["max_new_tokens"], [seed for _, _, seed in good]))
+        except (SpecbenchError, RuntimeError) as error:  # out of memory is a RuntimeError; a mistake in this program is not caught
+            stopped = f"{type(error).__name__}: {error}" + (f" (in a batch of {len(good)})" if len(good) > 1 else "")
+    peak = memory.bytes()
+    for (ids, facts, _), fit in zip(asked, fits, strict=True):
+        if not fit or stopped:
+            reason = stopped if fit else f"the prompt has {len(ids)} tokens and the verifier's context {arm.context}; nothing can follow"
+            rows.append(_failed({**facts, "batch": number}, reason, len(ids)))
+        else:
+            values = next(measured)
+            counts: dict[str, Any] = {"num_prompt_tokens": len(ids), "num_output_tokens": len(values["token_ids"])}
+            rows.append(Row(**facts, **values, **counts, batch=number, peak_memory_bytes=peak, status="ok"))
     return rows
 
 
-def _answer(arm: Arm, ids: list[int], facts: dict[str, Any]) -> Row:
-    try:
-        measured = arm.decode(ids, facts["max_new_tokens"])
-    except (SpecbenchError, RuntimeError) as error:  # out of memory is a RuntimeError; a mistake in this program is not caught
-        return _failed(arm, facts, f"{type(error).__name__}: {error}", len(ids))
-    counts: dict[str, Any] = {"num_prompt_tokens": len(ids), "num_output_tokens": len(measured["token_ids"])}
-    return Row(**facts, **arm.facts, **measured, **counts, status="ok")
-
-
-def _failed(arm: Arm, facts: dict[str, Any], reason: str, num_prompt_tokens: int | None = None) -> Row:
+def _failed(facts: dict[str, Any], reason: str, num_prompt_tokens: int | None = None) -> Row:
     empty: dict[str, Any] = {"accepted_per_round": [], "proposed_per_round": [], "token_ids": []}
-    return Row(**facts, **arm.facts, **empty, status="failed", error=reason, num_prompt_tokens=num_prompt_tokens)
+    return Row(**facts, **empty, status="failed", error=reason, num_prompt_tokens=num_prompt_tokens)
 
 
 def conversation_ids(tokenizer: Any, turns: Sequence[str], answers: Sequence[str]) -> list[int]:
@@ -250,13 +251,11 @@ def conversation_ids(tokenizer: Any, turns: Sequence[str], answers: Sequence[str
     return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
 
 
-def _check_counts(k: int | Sequence[int], repeats: int, max_new_tokens: int) -> list[int]:
-    ks = [k] if isinstance(k, int) else list(k)
-    if not ks or len(set(ks)) != len(ks) or any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in ks):
-        raise DataError(f"k is {k!r}; expected distinct whole numbers from 0, such as (0, 1, 3, 5)")
+def _check_counts(repeats: int, max_new_tokens: int, prompt_lookup: int, baseline: Checkpoint | None) -> None:
     if repeats < 1 or max_new_tokens < 1:
         raise DataError(f"repeats is {repeats} and max_new_tokens {max_new_tokens}; expected at least 1 of each")
-    return ks
+    if prompt_lookup < 0 or (prompt_lookup and baseline is None):
+        raise DataError(f"prompt_lookup is {prompt_lookup} and baseline {baseline}; expected at least 0, and a baseline where it is not 0")
 
 
 def _prompt_source(prompts: Any) -> str:

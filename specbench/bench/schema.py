@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 2
 # Columns that a version added; where a table of an older version lacks them, `upgrade` says what it meant.
 ADDED = {
-    2: ("proposer", "draft_shape", "batch_size", "top_k", "top_p", "min_p", "seed", "prompt_set", "depth_per_round", "peak_memory_bytes"),
+    2: (
+        "proposer", "draft_shape", "draft_sampling", "batch_size", "batch", "top_k", "top_p", "min_p", "seed", "prompt_set",
+        "nodes_per_round", "emitted_at_s", "draft_prefill_s", "peak_memory_bytes",
+    ),
 }  # fmt: skip
 
 
@@ -29,8 +32,8 @@ ADDED = {
 class Row:
     """One prompt turn under one configuration, in one repeat of one run. Raw: counts and seconds, no rate.
 
-    A failed row keeps no count or time of an earlier one. Times are seconds, None where not measured; decode_s = draft_s + verify_s +
-    other_s and total_s = prefill_s + decode_s.
+    A failed row keeps no count or time of an earlier one. Times are seconds, None where not measured; decode_s = draft_prefill_s +
+    draft_s + verify_s + other_s and total_s = prefill_s + decode_s. In a batch they are what passed while the sequence was in it.
     """
 
     run_id: Annotated[str, "name of the run folder, after that of the folder around it"]
@@ -43,7 +46,11 @@ class Row:
     proposer: Annotated[str, 'who proposed: "eagle3", "prompt lookup", "" for plain decoding'] = ""
     draft_shape: Annotated[str, '"chain", or the shape of the tree that a round proposes'] = "chain"
     k: Annotated[int, "num_speculative_tokens: draft tokens proposed in a full round (depth of a tree); 0 for plain decoding"]
-    batch_size: Annotated[int, "sequences decoded together"] = 1
+    draft_sampling: Annotated[str, '"greedy": the draft proposes its best tokens at any temperature; "probabilistic": it draws them'] = (
+        "greedy"
+    )
+    batch_size: Annotated[int, "sequences decoded together at most"] = 1
+    batch: Annotated[int, "rows of a run with the same configuration, repeat and number here shared one clock"] = 0
     temperature: Annotated[float, "0 is greedy"] = 0.0
     top_k: Annotated[int | None, "sampling limit; None where not used"] = None
     top_p: Annotated[float | None, "sampling limit; None where not used"] = None
@@ -68,13 +75,17 @@ class Row:
         list[int], "draft tokens kept in each round, bonus token not counted; the first output token is no round's"
     ]
     proposed_per_round: Annotated[
-        list[int], "draft tokens really proposed in each round (all nodes of a tree); 0 is a round without a draft"
+        list[int], "the most that each round could have kept: its draft tokens, in a tree its longest path; 0: none drafted"
     ]
-    depth_per_round: Annotated[list[int], "longest path proposed in each round; equal to proposed_per_round for a chain"] = field(
+    nodes_per_round: Annotated[list[int], "draft tokens that the verifier scored in each round: more than proposed in a tree"] = field(
         default_factory=list
+    )
+    emitted_at_s: Annotated[list[float], "when the tokens of the prompt pass and of each round were there; empty where not measured"] = (
+        field(default_factory=list)
     )
     token_ids: Annotated[list[int], "the output"]
     prefill_s: Annotated[float | None, "from the start to the first token: time to first token (TTFT)"] = None
+    draft_prefill_s: Annotated[float | None, "the draft's own prompt pass; None in rows of version 1, whose draft_s holds it"] = None
     draft_s: Annotated[float | None, "proposing, and feeding the draft"] = None
     verify_s: Annotated[float | None, "passes of the verifier after the first token"] = None
     other_s: Annotated[float | None, "the rest of decode_s"] = None
@@ -92,7 +103,13 @@ def schema() -> pa.Schema:
     """The Arrow schema of a table of rows, read off `Row`; each column carries its meaning as metadata."""
     import pyarrow as pa
 
-    arrow = {str: pa.string(), int: pa.int64(), float: pa.float64(), list[int]: pa.list_(pa.int64())}
+    arrow: dict[Any, Any] = {
+        str: pa.string(),
+        int: pa.int64(),
+        float: pa.float64(),
+        list[int]: pa.list_(pa.int64()),
+        list[float]: pa.list_(pa.float64()),
+    }
     fields = []
     for name, hint in typing.get_type_hints(Row, include_extras=True).items():
         kind, meaning = typing.get_args(hint)
@@ -152,11 +169,15 @@ def upgrade(table: pa.Table, origin: str) -> pa.Table:
 
 def _meant(name: str, table: pa.Table) -> list[Any]:
     """What rows of an older version say about a column that they lack."""
-    if name == "depth_per_round":  # there were chains only
+    if name == "nodes_per_round":  # there were chains only
         return list(table["proposed_per_round"].to_pylist())
     if name == "proposer":  # and only specbench's own loop had a draft
         return [
             "eagle3" if engine == "specbench" and k else ""
             for engine, k in zip(*(table[n].to_pylist() for n in ("engine", "k")), strict=True)
         ]
+    if name == "emitted_at_s":
+        return [[]] * len(table)
+    if name == "batch":  # each row had a clock of its own
+        return list(range(len(table)))
     return [Row.__dataclass_fields__[name].default] * len(table)

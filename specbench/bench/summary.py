@@ -1,7 +1,7 @@
 """Figures per configuration from a table of rows.
 
-What enters: a table with the columns of `records.Row`. What leaves: tidy tables, one row per group (and per draft position), with
-intervals over prompts. Every rate comes from `metrics`; failed rows are counted and left out. It does not know files or plots.
+What enters: a table with the columns of `schema.Row`. What leaves: tidy tables, one row per group (and per draft position), with intervals
+over prompts. Every rate comes from `metrics`, every speed from `speed`; failed rows are counted and left out. It knows no file and no plot.
 
 A prompt is the unit of every interval: its turns and repeats are put together before prompts are drawn.
 """
@@ -15,55 +15,76 @@ import numpy as np
 
 from ..errors import DataError
 from . import metrics
+from .speed import BASELINE, PROMPT, pair_with_baseline, put, speed_figures
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BY = ("engine", "verifier", "verifier_format", "k")
-PROMPT = ["prompt_set_hash", "question_id"]
-# What a row and its k=0 row have in common.
-BASELINE = ("run_id", "engine", "verifier", "verifier_format", "draft", "policy", *PROMPT, "turn", "repeat")
+# What else may have been varied; each joins the groups where a table holds several of its values for one group.
+CONDITIONS = (
+    "draft", "policy", "proposer", "draft_shape", "draft_sampling", "temperature", "top_k", "top_p", "min_p", "batch_size", "dtype",
+    "device", "threads", "max_new_tokens",
+)  # fmt: skip
+MEASURED = ("status", "accepted_per_round", "proposed_per_round", "token_ids", "decode_s", "total_s")
+CONTEXT_EDGES = (128, 512, 2048, 8192, 32768)
 
 
-def summarize(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) -> pd.DataFrame:
-    """One row per group of `by`, sorted.
+def summarize(table: pd.DataFrame, by: Sequence[str] | None = None, *, seed: int = 0) -> pd.DataFrame:
+    """One row per group of `by`, sorted; None is `grouping(table)`: what is never mixed is told apart.
 
     Columns, NaN where undefined:
-        num_prompts, num_failed (rows), num_rounds;
-        mean_acceptance_length (bonus counted, over rounds) with _low and _high, mean_acceptance_length_over_prompts (bonus counted),
-        mean_accepted_tokens (bonus not counted, over rounds), draft_acceptance_rate (over proposed tokens);
-        decode_tokens_per_second (tokens after the first / decode seconds, over all tokens) with _low, _high and _std_over_repeats,
-        end_to_end_tokens_per_second;
-        speedup (decode) with _low and _high and end_to_end_speedup, against the k=0 rows of the same prompts, turns, repeats and run;
-        break_even_length, the mean acceptance length at which k would be as fast as those rows (seconds per round / per plain token);
-        num_unlike_k0, how many outputs differ from the k=0 row's;
-        draft_share, verify_share, other_share of decode seconds.
+        num_prompts, num_failed (rows), num_rounds, num_drafts (rounds that proposed something);
+        mean_acceptance_length (bonus counted, over drafts) with _low and _high, mean_acceptance_length_over_prompts (bonus counted) with
+        _low and _high, mean_accepted_tokens (bonus not counted, over drafts), draft_acceptance_rate (over proposed tokens; for a tree that
+        of its longest paths), node_acceptance_rate (over tokens that the verifier scored);
+        and those of `speed.speed_figures`.
 
     Raises:
         DataError: columns are missing.
     """
     import pandas as pd
 
-    _require(table, (*by, *BASELINE, "status", "accepted_per_round", "proposed_per_round", "token_ids", "decode_s", "total_s"))
+    by = grouping(table) if by is None else by
+    require(table, (*by, *BASELINE, *MEASURED))
     paired = pair_with_baseline(table)
 
     def figures(group: pd.DataFrame) -> dict[str, Any]:
         ok = group[group.status == "ok"]
-        return {**_acceptance(ok, seed), **_speed(ok, seed), "num_failed": len(group) - len(ok)}
+        out = {**_acceptance(ok, seed), **speed_figures(ok, seed), "num_failed": len(group) - len(ok)}
+        return out | _predicted(out)
 
     rows = [dict(zip(by, key, strict=True)) | figures(group) for key, group in paired.groupby(list(by), sort=True, dropna=False)]
     return pd.DataFrame(rows, columns=[*by, *figures(paired.iloc[:0])])
 
 
-def per_position_rates(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int = 0) -> pd.DataFrame:
-    """One row per group of `by` and draft position (from 1): `unconditional` and `conditional` rate, each with `_low` and `_high`.
+def grouping(table: pd.DataFrame) -> tuple[str, ...]:
+    """`BY`, and every condition that takes several values within one of its groups: different things are not averaged unasked."""
+    require(table, BY)
+    groups = table.groupby(list(BY), dropna=False)
+    varied = [name for name in CONDITIONS if name in table.columns and (groups[name].nunique(dropna=False) > 1).any()]
+    return (*BY, *varied)
+
+
+def with_context(table: pd.DataFrame, edges: Sequence[int] = CONTEXT_EDGES) -> pd.DataFrame:
+    """The table with a column `context`, the prompt's length in classes ("to 128", "to 512", ..., "over 32768" tokens), to group by."""
+    import pandas as pd
+
+    labels = [*(f"to {edge}" for edge in edges), f"over {edges[-1]}"]
+    lengths = table.num_prompt_tokens.astype("Float64").to_numpy(dtype=float, na_value=np.nan)
+    return table.assign(context=pd.cut(lengths, [0, *edges, np.inf], labels=labels))
+
+
+def per_position_rates(table: pd.DataFrame, by: Sequence[str] | None = None, *, seed: int = 0) -> pd.DataFrame:
+    """One row per group of `by` (None: `grouping`) and draft position, from 1: `unconditional` and `conditional` rate, `_low` and `_high`.
 
     Both are over the rounds that proposed the position, bonus not counted; NaN where no round did, or none reached it. Groups without
     a proposal have no rows.
     """
     import pandas as pd
 
-    _require(table, (*by, "status", *PROMPT, "accepted_per_round", "proposed_per_round"))
+    by = grouping(table) if by is None else by
+    require(table, (*by, "status", *PROMPT, "accepted_per_round", "proposed_per_round"))
     rows = []
     for key, group in table[table.status == "ok"].groupby(list(by), sort=True, dropna=False):
         counts = [metrics.flatten(*_rounds(prompt)) for _, prompt in group.groupby(PROMPT)]
@@ -72,89 +93,70 @@ def per_position_rates(table: pd.DataFrame, by: Sequence[str] = BY, *, seed: int
             hits = [(a > position).sum() for a, _ in counts]
             offered = [(p > position).sum() for _, p in counts]
             reached = [((a >= position) & (p > position)).sum() for a, p in counts]
-            _put(row, "unconditional", np.array([hits, offered]).T, metrics.ratio, seed)
-            _put(row, "conditional", np.array([hits, reached]).T, metrics.ratio, seed)
+            put(row, "unconditional", np.array([hits, offered]).T, metrics.ratio, seed)
+            put(row, "conditional", np.array([hits, reached]).T, metrics.ratio, seed)
             rows.append(row)
     names = [f"{rate}{end}" for rate in ("unconditional", "conditional") for end in ("", "_low", "_high")]
     return pd.DataFrame(rows, columns=[*by, "position", "num_prompts", *names])
 
 
-def pair_with_baseline(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with baseline_decode_s, baseline_total_s, baseline_tokens and baseline_token_ids of each row's k=0 row.
+def read_off(table: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
+    """What the longest chain says of shorter ones, beside what they gave where they were run.
 
-    They are missing where that row failed or was not run.
+    A chain of k proposes what a chain of k' < k would, and then more: the mean acceptance length at k' is 1 + the first k' per-position
+    rates of the run at k. A run at k' begins its rounds elsewhere, so the two agree within their intervals, not exactly.
 
-    Raises:
-        DataError: two k=0 rows for one prompt, turn and repeat of a run.
+    Returns:
+        Per group of `grouping` without k, and k' from 1 to the longest k: longest_k, read_off (mean acceptance length, bonus counted, over
+        drafts) with _low and _high, measured with _low and _high (NaN where k' was not run), num_prompts.
     """
-    keys = list(BASELINE)
-    zero = table[(table.k == 0) & (table.status == "ok")]
-    twice = zero[zero.duplicated(keys)]
-    if len(twice):
-        first = twice.iloc[0]
-        raise DataError(f"{len(twice)} k=0 rows occur twice, first question {first.question_id} of run {first.run_id}; expected one each")
-    names = {name: f"baseline_{name}" for name in ("decode_s", "total_s", "token_ids")} | {"num_output_tokens": "baseline_tokens"}
-    return table.merge(zero[[*keys, *names]].rename(columns=names), how="left", on=keys)
+    import pandas as pd
+
+    by = [name for name in grouping(table) if name != "k"]
+    ok = table[(table.status == "ok") & (table.draft_shape == "chain") & (table.k > 0)]
+    rows = []
+    for key, group in ok.groupby(by, sort=True, dropna=False):
+        longest = int(group.k.max())
+        for k in range(1, longest + 1):
+            row: dict[str, Any] = {**dict(zip(by, key, strict=True)), "k": k, "longest_k": longest}
+            for name, rounds in (("read_off", group[group.k == longest]), ("measured", group[group.k == k])):
+                prompts = [metrics.truncate(*_rounds(prompt), k) for _, prompt in rounds.groupby(PROMPT)]
+                put(row, name, _draft_sums([_joined(a) for a, _ in prompts], [_joined(p) for _, p in prompts]), metrics.ratio, seed)
+            rows.append(row | {"num_prompts": group[group.k == longest].question_id.nunique()})
+    names = [f"{name}{end}" for name in ("read_off", "measured") for end in ("", "_low", "_high")]
+    return pd.DataFrame(rows, columns=[*by, "k", "longest_k", *names, "num_prompts"])
 
 
 def _acceptance(ok: pd.DataFrame, seed: int) -> dict[str, Any]:
     prompts = [_rounds(prompt) for _, prompt in ok.groupby(PROMPT)]
     accepted, proposed = ([_joined(prompt[i]) for prompt in prompts] for i in (0, 1))
     out: dict[str, Any] = {"num_prompts": len(prompts), "num_rounds": sum(map(len, accepted))}
-    sums = np.array([(sum(rounds) + len(rounds), len(rounds)) for rounds in accepted if rounds]).reshape(-1, 2)
-    _put(out, "mean_acceptance_length", sums, metrics.ratio, seed)
+    sums = _draft_sums(accepted, proposed)
+    out["num_drafts"] = int(sums[:, 1].sum())
+    put(out, "mean_acceptance_length", sums, metrics.ratio, seed)
+    lengths = np.array([(length, 1) for length in metrics.lengths_of_prompts(accepted, proposed)]).reshape(-1, 2)
+    put(out, "mean_acceptance_length_over_prompts", lengths, metrics.ratio, seed)
+    nodes = [_joined([list(n) for n in prompt.nodes_per_round]) for _, prompt in ok.groupby(PROMPT)] if "nodes_per_round" in ok else []
     figures = {
-        "mean_acceptance_length_over_prompts": metrics.mean_acceptance_length_over_prompts(accepted),
-        "mean_accepted_tokens": metrics.mean_accepted_tokens(accepted),
+        "mean_accepted_tokens": metrics.mean_accepted_tokens(accepted, proposed),
         "draft_acceptance_rate": metrics.draft_acceptance_rate(accepted, proposed),
+        "node_acceptance_rate": metrics.draft_acceptance_rate(accepted, nodes)
+        if list(map(len, nodes)) == list(map(len, accepted))
+        else None,
     }
     return out | {name: np.nan if value is None else value for name, value in figures.items()}
 
 
-def _speed(ok: pd.DataFrame, seed: int) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    ok = ok.assign(decode_tokens=ok.num_output_tokens - 1, baseline_decode_tokens=ok.baseline_tokens - 1)
-    timed = ok[(ok.decode_tokens > 0) & ok.decode_s.notna()]
-    _put(out, "decode_tokens_per_second", _sums(timed, "decode_tokens", "decode_s"), metrics.ratio, seed)
-    repeats = timed.groupby("repeat")[["decode_tokens", "decode_s"]].sum()
-    out["decode_tokens_per_second_std_over_repeats"] = (repeats.decode_tokens / repeats.decode_s).std()
-    whole = ok[ok.total_s.notna()]
-    out["end_to_end_tokens_per_second"] = whole.num_output_tokens.sum() / whole.total_s.sum() if len(whole) else np.nan
-    paired = timed[timed.baseline_decode_tokens > 0]
-    _put(out, "speedup", _sums(paired, "decode_tokens", "decode_s", "baseline_decode_s", "baseline_decode_tokens"), _speedup, seed)
-    rounds = paired.accepted_per_round.map(len).sum()
-    plain = paired.baseline_decode_s.sum() / paired.baseline_decode_tokens.sum() if rounds else np.nan
-    out["break_even_length"] = metrics.break_even_length(paired.decode_s.sum() / rounds, plain) if rounds else np.nan
-    paired = whole[whole.baseline_total_s.notna()]
-    sums = _sums(paired, "num_output_tokens", "total_s", "baseline_total_s", "baseline_tokens")
-    out["end_to_end_speedup"] = float(_speedup(sums.sum(0))) if len(paired) else np.nan
-    compared = ok[ok.baseline_tokens.notna()]
-    unlike = [list(a) != list(b) for a, b in zip(compared.token_ids, compared.baseline_token_ids, strict=True)]
-    out["num_unlike_k0"] = sum(unlike) if len(compared) else np.nan
-    for part in ("draft", "verify", "other"):
-        seconds = timed[f"{part}_s"].sum(min_count=1)
-        out[f"{part}_share"] = seconds / timed.decode_s.sum() if len(timed) else np.nan
-    return out
+def _predicted(out: dict[str, Any]) -> dict[str, Any]:
+    """Speedup that acceptance and the parts of a round predict, beside the measured one."""
+    cost = out["verify_cost"] + out["draft_cost"]
+    return {"predicted_speedup": out["mean_acceptance_length"] / cost if cost > 0 else np.nan}
 
 
-def _speedup(sums: metrics.Array) -> metrics.Array:
-    tokens, seconds, baseline_seconds, baseline_tokens = np.moveaxis(sums, -1, 0)
-    faster: metrics.Array = (tokens / seconds) * (baseline_seconds / baseline_tokens)
-    return faster
-
-
-def _sums(rows: pd.DataFrame, *columns: str) -> metrics.Array:
-    """[prompts, columns]: what each prompt adds, its turns and repeats together."""
-    sums: metrics.Array = rows.groupby(PROMPT)[list(columns)].sum().to_numpy(dtype=np.float64)
-    return sums
-
-
-def _put(out: dict[str, Any], name: str, sums: metrics.Array, statistic: Any, seed: int) -> None:
-    known = len(sums) > 0 and sums[:, 1].sum() > 0
-    interval = metrics.bootstrap(sums, statistic, seed=seed) if known else None
-    out[name] = np.nan if interval is None else interval.estimate
-    out[f"{name}_low"] = np.nan if interval is None or interval.low is None else interval.low
-    out[f"{name}_high"] = np.nan if interval is None or interval.high is None else interval.high
+def _draft_sums(accepted: list[list[int]], proposed: list[list[int]]) -> metrics.Array:
+    """[prompts, 2]: tokens that a prompt's drafts committed, bonus counted, and how many drafts; prompts without one are left out."""
+    kept = [[a for a, p in zip(*pair, strict=True) if p] for pair in zip(accepted, proposed, strict=True)]
+    return np.array([(sum(rounds) + len(rounds), len(rounds)) for rounds in kept if rounds]).reshape(-1, 2)
 
 
 def _rounds(rows: pd.DataFrame) -> tuple[list[list[int]], list[list[int]]]:
@@ -165,7 +167,8 @@ def _joined(counts: list[list[int]]) -> list[int]:
     return [count for rounds in counts for count in rounds]
 
 
-def _require(table: pd.DataFrame, columns: Sequence[str]) -> None:
+def require(table: pd.DataFrame, columns: Sequence[str]) -> None:
+    """Raise a DataError that names what is missing."""
     missing = [name for name in dict.fromkeys(columns) if name not in table.columns]
     if missing:
-        raise DataError(f"the table lacks the columns {', '.join(missing)}; expected one of `specbench.benchmark` or `records.load_runs`")
+        raise DataError(f"the table lacks the columns {', '.join(missing)}; expected one of `specbench.benchmark` or `specbench.load_runs`")
