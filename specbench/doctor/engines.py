@@ -19,7 +19,7 @@ from ..policies import POLICIES, Policy
 from ..settings import QUANTIZED_LEAVES
 from .architectures import look_up
 from .findings import Affected, Finding
-from .subject import Subject, finding
+from .subject import Subject, finding, place_of
 
 if TYPE_CHECKING:
     from ..load import Prepared
@@ -48,7 +48,7 @@ class Rehearsal:
 
     outcome: "loads", "KeyError", "shape error" or "refused". key: the parameter looked up in vain, or the tensor that does not fit.
     corrupted: tensors that would be converted to another kind of dtype. unfilled: parameters that nothing fills. dropped: tensors that are
-    skipped without a word.
+    skipped without a word. code, evidence: of the error of a refusal.
     """
 
     plan: Plan | None
@@ -56,6 +56,7 @@ class Rehearsal:
     key: str = ""
     detail: str = ""
     code: str = ""
+    evidence: dict[str, Any] = field(default_factory=dict)
     corrupted: tuple[str, ...] = ()
     unfilled: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
@@ -97,9 +98,9 @@ def rehearse(subject: Subject, policy: Policy) -> Rehearsal:
     from ..load import prepare
 
     try:
-        prepared = prepare(subject.pair, policy, overrides=subject.overrides or None)
+        prepared = prepare(subject.pair, policy, subject.dtype, subject.overrides or None)
     except SpecbenchError as error:
-        return Rehearsal(None, "refused", detail=str(error).splitlines()[0], code=error.code)
+        return Rehearsal(None, "refused", detail=str(error).splitlines()[0], code=error.code, evidence=error.evidence)
     if prepared.plan["load_format"] == "dummy":
         return Rehearsal(prepared.plan, "loads")
     problems = compare(prepared.model, prepared.tensors, prepared.borrowed | prepared.computed)
@@ -147,7 +148,11 @@ def engine_findings(subject: Subject, prepared: Prepared, policies: Sequence[Pol
     clean: list[str] = []
     for policy in policies:
         theirs = rehearse(subject, policy)
-        found = [*_loading(subject, own, theirs, policy), *_settings(prepared.plan, theirs.plan, policy), *_architecture(subject, policy)]
+        found = [
+            *_loading(subject, own, theirs, policy),
+            *_settings(subject, prepared.plan, theirs.plan, policy),
+            *_architecture(subject, policy),
+        ]
         for code, affected, sentence, evidence in found:
             matters.setdefault(code, Matter(sentence, evidence)).affected.append(affected)
         if not found and not policy.unknown:
@@ -224,6 +229,7 @@ def _sentence(subject: Subject, code: str, theirs: Rehearsal) -> tuple[str, dict
     info = subject.dialect.tensors.get(name)
     if info is not None:
         sections[f"draft {info.file.name}: {info.name}"] = f"{info.dtype} {list(info.shape)}"
+    refused = {place_of(subject, where): value for where, value in theirs.evidence.items()}
     layers = {f"draft config.json: {subject.dialect.size('num_hidden_layers').key}": subject.dialect.size("num_hidden_layers").value}
     sentences: dict[str, tuple[str, dict[str, Any]]] = {
         "quantization-from-verifier": (f"the plain draft's layers are built from the verifier's quantization ({other})", sections),
@@ -234,18 +240,18 @@ def _sentence(subject: Subject, code: str, theirs: Rehearsal) -> tuple[str, dict
         ),
         "layers-invented": ("layers are built that the draft's files do not hold", layers),
         "layers-unbuilt": ("layers that the draft stores are not built", layers),
-        "tensors-dropped": (f"stored tensors of the draft are skipped: {', '.join(theirs.dropped[:SHOWN])}", {}),
-        "load-format-conflict": (f"the load format in force finds no weights of the draft: {theirs.detail}", {}),
-        "aux-layers-moved": (f"other verifier states are read than the draft's fc expects: {theirs.detail}", {}),
+        "tensors-dropped": (f"stored tensors of the draft are skipped: {', '.join(theirs.dropped[:SHOWN])}", sections),
+        "load-format-conflict": (f"the load format in force finds no weights of the draft: {theirs.detail}", refused),
+        "aux-layers-moved": (f"other verifier states are read than the draft's fc expects: {theirs.detail}", refused),
     }
-    return sentences.get(code, (f"this pair is refused: {theirs.detail or theirs.key}", {}))
+    return sentences.get(code, (f"this pair is refused: {theirs.detail or theirs.key}", refused or sections))
 
 
-def _settings(ours: Plan, theirs: Plan | None, policy: Policy) -> Iterable[Found]:
+def _settings(subject: Subject, ours: Plan, theirs: Plan | None, policy: Policy) -> Iterable[Found]:
     for name, (code, rule) in COMPARED.items() if theirs is not None else ():
         a, b = ours.settings[name], theirs.settings[name]  # type: ignore[union-attr]
         if a.value != b.value:
-            evidence = {a.source: brief(a.value), f"{policy.name}: {b.source}": brief(b.value)}
+            evidence = {place_of(subject, a.source): brief(a.value), f"{policy.name}: {place_of(subject, b.source)}": brief(b.value)}
             sees = f"{name} is {brief(b.value)} instead of {brief(a.value)}"
             sentence = f"{name}: the draft's files say {brief(a.value)}, some engines take {brief(b.value)}" + (
                 f" ({b.note})" if b.note else ""

@@ -25,6 +25,9 @@ def pairing_findings(subject: Subject) -> Iterator[Finding]:
     for side in SIDES:
         yield from _empty_quantization(side, subject.side(side))
     yield from _cache(subject.pair.verifier)
+    if subject.dtype != "auto":
+        sentence = "the verifier's config names no dtype; engines take that of its tensors or their default, specbench asks for dtype="
+        yield finding("dtype-absent", sentence, {"verifier config.json: dtype": "absent"})
     yield from _tied(subject)
     yield from _tokenizers(subject)
 

@@ -39,7 +39,7 @@ def rule_findings(subject: Subject, others: tuple[Rule, ...] = ()) -> Iterator[F
             yield refusal(error, partial(place_of, subject))
             continue
         for setting in settings:
-            if setting.code in ALWAYS or (setting.code in NOTED and setting.note):
+            if setting.code in ALWAYS or (setting.code in NOTED and setting.note and setting.value is not None):
                 yield _noted(subject, setting)
 
 

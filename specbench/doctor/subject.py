@@ -11,6 +11,7 @@ from typing import Any
 
 from ..checkpoint.families import Dialect
 from ..pair import Checkpoint, Pair
+from ..plan import dtype_setting
 from ..policies import DRAFT
 from ..settings import Question
 from .findings import Affected, Finding, evidence_of
@@ -33,6 +34,11 @@ class Subject:
         """What the plan's rules are asked under the policy "draft"."""
         overrides = {**self.pair.speculative.plan_overrides(), **self.overrides}
         return Question(self.pair.draft, self.dialect, self.pair.verifier, DRAFT, overrides)
+
+    @property
+    def dtype(self) -> str:
+        """What to build in: the plan's, and some dtype where the verifier names none, as only kinds of dtype are compared."""
+        return "auto" if dtype_setting(self.question).value is not None else "bfloat16"
 
     def side(self, name: str) -> Checkpoint:
         checkpoint: Checkpoint = getattr(self.pair, name)

@@ -56,7 +56,7 @@ def prepared_draft(subject: Subject) -> tuple[Prepared | None, tuple[Finding, ..
     from ..load import prepare
 
     try:
-        return prepare(subject.pair, DRAFT, overrides=subject.overrides or None), ()
+        return prepare(subject.pair, DRAFT, subject.dtype, subject.overrides or None), ()
     except SpecbenchError as error:
         code = "quantization-unknown" if not error.code and subject.pair.draft.quantization else "refused"
         return None, (refusal(error, partial(place_of, subject), code),)
