@@ -104,8 +104,9 @@ def probabilities(scores: Tensor, settings: Settings) -> Tensor:
     best token, ties to the lowest id."""
     temperature = settings.temperature[:, None, None]
     greedy = temperature == 0
-    scores = scores.float() / torch.where(greedy, 1.0, temperature)
     best = scores.argmax(-1, keepdim=True)
+    scores = scores.float()
+    scores = (scores - scores.gather(-1, best)) / torch.where(greedy, 1.0, temperature)  # the best is 0: no temperature overflows
     found = filtered(scores, settings).softmax(-1)
     return torch.where(greedy, torch.zeros_like(found).scatter_(-1, best, 1.0), found)
 
@@ -123,7 +124,7 @@ def filtered(scores: Tensor, settings: Settings) -> Tensor:
     ordered = ordered.masked_fill((top_k > 0) & (rank >= top_k), float("-inf"))
     shares = ordered.softmax(-1)
     before = shares.double().cumsum(-1) - shares.double()
-    ordered = ordered.masked_fill((top_p < 1) & (before >= top_p.double()), float("-inf"))
+    ordered = ordered.masked_fill((top_p < 1) & (before >= top_p.double()) & (rank > 0), float("-inf"))
     return torch.empty_like(scores).scatter_(-1, order, ordered)
 
 
