@@ -1,0 +1,78 @@
+"""What the parts of a round take, each timed alone: a plain pass, a verifying pass, the draft's steps.
+
+What enters: loaded models and k. What leaves: median seconds. It does not know prompts or acceptance.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..decode.draft import EagleDraft
+from ..decode.verify import verify
+from ..models.decoder import Decoder
+from ..models.eagle3 import Eagle3
+from .cost_model import RoundCost
+
+CONTEXT = 128  # committed tokens before the timed pass
+PASSES = 15  # timed passes, after three that warm up; the median counts
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSeconds:
+    """Seconds of one pass over one new token (plain_s), over k + 1 (verify_s), and of the draft's part of a round (draft_s)."""
+
+    k: int
+    plain_s: float
+    verify_s: float
+    draft_s: float
+
+    @property
+    def cost(self) -> RoundCost:
+        """The same in units of a plain pass."""
+        return RoundCost(self.verify_s / self.plain_s, self.draft_s / self.plain_s)
+
+
+@torch.inference_mode()
+def round_seconds(verifier: Decoder, draft: Eagle3, k: int) -> RoundSeconds:
+    """Time the parts of a round of a chain of k, behind `CONTEXT` tokens."""
+    length = CONTEXT + 2 * (k + 2)
+    device = verifier.device
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, verifier.config.vocab_size, (1, length), generator=generator).to(device)
+    slots = torch.arange(length, device=device)[None]
+    cache, aux_layers = verifier.new_cache(length), draft.aux_layers
+    context, lengths = slots[:, :CONTEXT], torch.tensor([CONTEXT + 1], device=device)
+    _, aux = verifier(ids[:, :CONTEXT], verifier.step(context, CONTEXT, causal=True), cache, aux_layers)
+    chain = EagleDraft(draft)
+    chain.begin(1, length)
+    chain.extend(ids[:, 1 : CONTEXT + 1], aux, context, lengths - 2, 0, CONTEXT, True)
+    pending, proposal = ids[:, CONTEXT : CONTEXT + 1], chain.propose(k, lengths, CONTEXT + 1)
+    scored = verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers)
+
+    def draft_round() -> None:
+        chain.propose(k, lengths, CONTEXT + 1)
+        end = CONTEXT + k + 1
+        chain.extend(ids[:, CONTEXT + 1 : end + 1], scored.aux, slots[:, CONTEXT:end], lengths * 0 + k, 0, end, False)
+
+    plain = _median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores.argmax(-1), device)
+    whole = _median(lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device)
+    return RoundSeconds(k, plain, whole, _median(draft_round, device))
+
+
+def _median(call: Callable[[], Any], device: torch.device) -> float:
+    times = []
+    for _ in range(3 + PASSES):
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        started = time.perf_counter()
+        call()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times[3:])
