@@ -161,7 +161,7 @@ class Watched(EagleDraft):
         fresh, aux = read(self.verifier, self.text, AUX)
         cache = copy.deepcopy(self.caches[0])
         for layer in cache.layers:
-            layer.kv[:, n - 1 :] = float("nan")  # whatever lies there must not be seen
+            layer.kv[:, :, n - 1 :] = float("nan")  # whatever lies there must not be seen
         positions = torch.tensor([[n - 1]])
         hidden, _ = self.verifier(torch.tensor([self.text[-1:]]), self.verifier.step(positions, n), cache)
         assert torch.allclose(self.verifier.lm_head(hidden)[0, -1], fresh[-1], atol=1e-4), "verifier cache"
@@ -171,5 +171,5 @@ class Watched(EagleDraft):
         states = self.draft(torch.tensor([self.text[1:]]), self.draft.fuse(aux[:, :-1]), step, clean)
         assert torch.allclose(self.hidden[0, -1], states[0, -1], atol=1e-4), "draft state"
         for ours, theirs in zip(self.cache.layers, clean.layers, strict=True):
-            assert torch.allclose(ours.kv[:, : n - 1], theirs.kv[:, : n - 1], atol=1e-4), "draft cache"
+            assert torch.allclose(ours.kv[:, :, : n - 1], theirs.kv[:, :, : n - 1], atol=1e-4), "draft cache"
         return super().propose(count, lengths, longest, settings)

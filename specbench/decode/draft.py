@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..models.eagle3 import Eagle3
-from .sampling import PROPOSE, Settings, draw, probabilities, uniform
+from .sampling import PROPOSE, Settings, best, draw, probabilities, uniform
 from .tree import Tree, grow
 
 
@@ -92,12 +92,12 @@ class EagleDraft:
         for j in range(count):
             scores = self.draft.logits(hidden)  # [b, 1, draft_vocab]
             if settings is None:
-                best = scores.argmax(-1)
+                chosen = best(scores)
             else:
                 shares = probabilities(torch.nan_to_num(scores.float()), settings)
-                best = draw(shares, uniform(settings.seed, lengths[:, None] + j, PROPOSE))
+                chosen = draw(shares, uniform(settings.seed, lengths[:, None] + j, PROPOSE))
                 distributions.append(shares)
-            token = self.draft.to_target(best)  # [b, 1]
+            token = self.draft.to_target(chosen)  # [b, 1]
             ids.append(token)
             if j + 1 < count:
                 step = self.draft.step(lengths[:, None] - 1 + j, longest + j, masked=batch > 1)

@@ -36,7 +36,7 @@ class RMSNorm(nn.Module):
         if self.padded is None:
             self.padded = torch.cat((self.weight.data, torch.zeros_like(self.weight.data)))
         size = self.shape[0]
-        return F.layer_norm(torch.cat((x, -x), -1), (2 * size,), self.padded, None, self.eps)[..., :size].contiguous()
+        return torch.layer_norm(torch.cat((x, x.neg()), -1), (2 * size,), self.padded, None, self.eps).narrow(-1, 0, size).contiguous()
 
 
 def rotary_table(rope: Rope, head_dim: int, length: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -66,11 +66,10 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> tuple[Tensor, float]:
     return frequencies.double(), float(factor)
 
 
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """Apply rotary position embedding. x: [b, n, heads, d]; rotary: [2, b, n, heads, d] (see `rotary_table`)."""
-    half = x.shape[-1] // 2
-    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
-    return torch.addcmul(x * rotary[0], swapped, rotary[1])
+def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
+    """Apply rotary position embedding. x: [b, n, heads, d]; rotary: two of [b, n, heads, d] (see `rotary_table`)."""
+    cosines, sines = rotary
+    return torch.addcmul(x * cosines, x.roll(x.shape[-1] // 2, -1), sines)
 
 
 class Attention(nn.Module):
@@ -95,27 +94,31 @@ class Attention(nn.Module):
         self.window = window
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache) -> Tensor:
-        """x: [b, n, width]; returns [b, n, hidden]."""
-        batch, n, _ = x.shape
+        """x: [b * n, width]; returns [b * n, hidden]. Rows in two dimensions: every layer is then spared some views."""
+        batch, n = step.positions.shape
         heads, kv_heads, width = self.heads, self.kv_heads, self.head_dim
         qkv = self.qkv_proj(x).view(batch, n, heads + 2 * kv_heads, width)
         if self.q_norm is not None and self.k_norm is not None:
             q, k, v = qkv.split((heads, kv_heads, kv_heads), 2)
             qkv = torch.cat((self.q_norm(q), self.k_norm(k), v), 2)
         qkv = rotate(qkv, step.rotary)  # values too, by nothing: one tensor to write then
-        keys, values = cache.update(qkv[:, :, heads:], step)
-        q = qkv[:, :, :heads]
+        q, kv = qkv.split((heads, 2 * kv_heads), 2)
+        keys, values = cache.update(kv, step)
         if step.causal and (self.window is None or self.window >= n):
             attended = F.scaled_dot_product_attention(
                 q.transpose(1, 2), keys, values, is_causal=n > 1, scale=self.scale, enable_gqa=heads != kv_heads
             ).transpose(1, 2)
-            return self.o_proj(attended.reshape(batch, n, heads * width))
+            return self.o_proj(attended.reshape(batch * n, heads * width))
         # The heads that share keys become rows of one head: nothing is repeated, and a CPU does it in half the time.
         group = heads // kv_heads
-        q = q.unflatten(2, (kv_heads, group)).permute(0, 2, 1, 3, 4).reshape(batch, kv_heads, n * group, width)
+        if n == 1:
+            q = q.view(batch, kv_heads, group, width)
+        else:
+            q = q.view(batch, n, kv_heads, group, width).transpose(1, 2).reshape(batch, kv_heads, n * group, width)
         attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=step.mask(self.window, group), scale=self.scale)
-        attended = attended.view(batch, kv_heads, n, group, width).permute(0, 2, 1, 3, 4)
-        return self.o_proj(attended.reshape(batch, n, heads * width))
+        if n > 1:
+            attended = attended.view(batch, kv_heads, n, group, width).transpose(1, 2)
+        return self.o_proj(attended.reshape(batch * n, heads * width))
 
 
 class MLP(nn.Module):
@@ -126,7 +129,8 @@ class MLP(nn.Module):
         self.gate_up_proj, self.down_proj = gate_up_proj, down_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        both = self.gate_up_proj(x)
+        gate, up = both.split(both.shape[-1] // 2, -1)
         return self.down_proj(F.silu(gate) * up)
 
 
@@ -171,8 +175,9 @@ class Placed(nn.Module):
         if self.rotary is None or self.rotary.shape[1] < limit:
             length = max(limit + limit // 2, self.config.max_position_embeddings)  # half more, not to rebuild it for every token
             self.rotary = rotary_table(self.config.rope, self.config.head_dim, length, self.dtype, self.device)
+            self.still = self.rotary.new_tensor([1.0, 0.0]).view(2, 1, 1, 1, 1)  # for values: they turn by nothing
         c = self.config
         rotary = self.rotary[:, positions][..., None, :].expand(-1, -1, -1, c.num_attention_heads + c.num_key_value_heads, -1)
-        still = rotary.new_tensor([1.0, 0.0]).view(2, 1, 1, 1, 1).expand(-1, *positions.shape, c.num_key_value_heads, c.head_dim)
-        rotary = torch.cat((rotary, still), 3)
-        return Step(positions, positions if slots is None else slots, row, limit, rotary, masked, causal, seen, key_positions)
+        still = self.still.expand(-1, *positions.shape, c.num_key_value_heads, c.head_dim)
+        cosines, sines = torch.cat((rotary, still), 3)
+        return Step(positions, positions if slots is None else slots, row, limit, (cosines, sines), masked, causal, seen, key_positions)

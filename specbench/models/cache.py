@@ -19,7 +19,8 @@ class Step:
 
     positions: int64 [b, n], for the rotary embedding. slots: int64 [b, n], where keys and values go; positions, but in trees.
     row: first cache row; sequence i lies in row + i. limit: keys in slots [0, limit) are visible at most; a host integer, so that shapes
-    never depend on device data. rotary: [2, b, n, heads + 2 * kv_heads, head_dim]. masked: False promises that every slot below `limit` is
+    never depend on device data. rotary: cosines and signed sines, each
+    [b, n, heads + 2 * kv_heads, head_dim]. masked: False promises that every slot below `limit` is
     visible to every query. causal: a prompt pass from slot 0, where query i sees slots 0 .. i and limit is n. seen: bool [b, n, limit]
     where visibility is neither, with the position of every slot in key_positions, int64 [b, limit].
     """
@@ -28,7 +29,7 @@ class Step:
     slots: Tensor
     row: int
     limit: int
-    rotary: Tensor
+    rotary: tuple[Tensor, Tensor]
     masked: bool = True
     causal: bool = False
     seen: Tensor | None = None
@@ -47,32 +48,34 @@ class Step:
             seen = visible(self.positions, self.limit, window, self.seen, self.key_positions)
             if repeat > 1:
                 seen = seen.repeat_interleave(repeat, 1)
-            zero = torch.zeros((), dtype=self.rotary.dtype, device=seen.device)
+            zero = torch.zeros((), dtype=self.rotary[0].dtype, device=seen.device)
             self.masks[key] = torch.where(seen, zero, float("-inf"))[:, None]
         return self.masks[key]
 
 
 class LayerCache:
-    """Keys and values of one layer. kv: [B, S, 2 * kv_heads, head_dim], keys first. rounded_to: a narrower dtype that they pass through."""
+    """Keys and values of one layer. kv: [B, 2 * kv_heads, S, head_dim], keys first: what one head reads lies together. rounded_to: a
+    narrower dtype that they pass through."""
 
     __slots__ = ("kv", "kv_heads", "rounded_to")
 
     def __init__(self, kv: Tensor, rounded_to: torch.dtype | None) -> None:
         self.kv, self.rounded_to = kv, rounded_to
-        self.kv_heads = kv.shape[2] // 2
+        self.kv_heads = kv.shape[1] // 2
 
     def update(self, new: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Write keys and values [b, n, 2 * kv_heads, d] at `step.slots`; return keys and values [b, kv_heads, limit, d]."""
         if self.rounded_to is not None:
             new = new.to(self.rounded_to).to(new.dtype)
-        batch, row = new.shape[0], step.row
+        batch = new.shape[0]
+        kv = self.kv if batch == self.kv.shape[0] else self.kv.narrow(0, step.row, batch)
         if batch == 1:
-            self.kv[row].index_copy_(0, step.slots[0], new[0])
+            kv.index_copy_(2, step.slots.view(-1), new.transpose(1, 2))
         else:
-            rows = torch.arange(row, row + batch, device=new.device)[:, None]
-            self.kv.index_put_((rows, step.slots), new)
-        seen = self.kv[row : row + batch, : step.limit].transpose(1, 2)
-        return seen[:, : self.kv_heads], seen[:, self.kv_heads :]
+            rows = torch.arange(batch, device=new.device)[:, None]
+            kv.transpose(1, 2).index_put_((rows, step.slots), new)
+        keys, values = kv.narrow(2, 0, step.limit).split(self.kv_heads, 1)
+        return keys, values
 
 
 class Cache:
@@ -89,7 +92,7 @@ class Cache:
         device: torch.device | str,
         rounded_to: torch.dtype | None = None,
     ) -> None:
-        shape = (batch, length, 2 * kv_heads, head_dim)
+        shape = (batch, 2 * kv_heads, length, head_dim)
         self.layers = [LayerCache(torch.zeros(shape, dtype=dtype, device=device), rounded_to) for _ in range(layers)]
         self.length = length
         self.batch = batch
@@ -97,13 +100,14 @@ class Cache:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` slots of row `source` over row `target`."""
         for layer in self.layers:
-            layer.kv[target, :length] = layer.kv[source, :length]
+            layer.kv[target, :, :length] = layer.kv[source, :, :length]
 
     def gather(self, sources: Tensor, targets: Tensor) -> None:
         """In every row b of the first ones, copy slots sources[b] [b, n] to slots targets[b]; read before written."""
         rows = torch.arange(sources.shape[0], device=sources.device)[:, None]
         for layer in self.layers:
-            layer.kv[rows, targets] = layer.kv[rows, sources]
+            by_slot = layer.kv.transpose(1, 2)
+            by_slot[rows, targets] = by_slot[rows, sources]
 
     def nbytes(self) -> int:
         return sum(layer.kv.nbytes for layer in self.layers)

@@ -109,7 +109,8 @@ class Decoder(Placed):
         Returns:
             hidden: [B, n, hidden], after the final norm. aux: [B, n, len(aux_layers) * hidden], or None without ids.
         """
-        x = self.embed_tokens(tokens)
+        batch, n = tokens.shape
+        x = self.embed_tokens(tokens.reshape(-1))  # [b * n, hidden]
         aux = []
         for i, layer in enumerate(self.layers):
             if i in aux_layers:
@@ -120,7 +121,7 @@ class Decoder(Placed):
         hidden = self.norm(x)
         if len(self.layers) + 1 in aux_layers:
             aux.append(hidden)
-        return hidden, torch.cat(aux, -1) if aux else None
+        return hidden.view(batch, n, -1), torch.cat(aux, -1).view(batch, n, -1) if aux else None
 
 
 def _one_scheme(schemes: set[Scheme | None], fused: str, shards: tuple[str, ...]) -> Scheme | None:

@@ -147,10 +147,11 @@ class Eagle3(Placed):
 
     def forward(self, tokens: Tensor, hidden: Tensor, step: Step, cache: Cache) -> Tensor:
         """Run pairs of (token i + 1, state i). tokens: [B, n] verifier ids; hidden: [B, n, hidden]. Returns states [B, n, hidden]."""
-        embedded = self.embed_tokens(tokens)
+        batch, n = tokens.shape
+        embedded, hidden = self.embed_tokens(tokens.reshape(-1)), hidden.reshape(batch * n, -1)
         for i, layer in enumerate(self.layers):
             hidden = layer(embedded, hidden, step, cache, i)
-        return self.norm(hidden) if self.config.norm_output else hidden
+        return (self.norm(hidden) if self.config.norm_output else hidden).view(batch, n, -1)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [B, n, draft_vocab] of the token after each pair's, from the states that `forward` returned."""

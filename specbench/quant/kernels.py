@@ -162,11 +162,11 @@ class PackedInt4Cpu:
         self.scales_and_zeros = scales_and_zeros(scales, zero_points, dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features)
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if rows.shape[0] >= PREFILL_ROWS["cpu"]:
             return F.linear(x, self.expand())
         out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.scales_and_zeros)
-        return out.view(*x.shape[:-1], self.out_features)
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
 
     def expand(self) -> Tensor:
         """Weights [out, in] in the activations' dtype, read back from the packed bytes."""

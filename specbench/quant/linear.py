@@ -125,9 +125,9 @@ class Linear(nn.Module):
         """x: [..., in]; returns [..., out]."""
         if self.kernel is None:
             # As rows: for a slice of a [B, n, in] tensor, F.linear would take a batched product that copies the whole weight.
-            rows = x.reshape(-1, self.in_features)
+            rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
             out = few_rows(rows, self.weight) if self.bias is None and fits_few_rows(rows) else F.linear(rows, self.weight, self.bias)
-            return out.view(*x.shape[:-1], -1)
+            return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
         out = self.kernel(x)
         return out if self.bias is None else out + self.bias
 
