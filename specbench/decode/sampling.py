@@ -106,7 +106,7 @@ def probabilities(scores: Tensor, settings: Settings) -> Tensor:
     greedy = temperature == 0
     top = best(scores)[..., None]
     scores = scores.float()
-    scores = (scores - scores.gather(-1, best)) / torch.where(greedy, 1.0, temperature)  # the best is 0: no temperature overflows
+    scores = (scores - scores.gather(-1, top)) / torch.where(greedy, 1.0, temperature)  # the best is 0: no temperature overflows
     found = filtered(scores, settings).softmax(-1)
     return torch.where(greedy, torch.zeros_like(found).scatter_(-1, top, 1.0), found)
 
@@ -138,7 +138,7 @@ def draw(weights: Tensor, numbers: Tensor) -> Tensor:
 
 
 def best(scores: Tensor) -> Tensor:
-    """The best token, int64 [...], of scores [..., vocab]; ties go to the lowest id. max is four times as fast as argmax in bf16 on a CPU."""
+    """The best token, int64 [...], of scores [..., vocab]; ties to the lowest id. max is four times as fast as argmax in bf16 on a CPU."""
     return scores.max(-1).indices
 
 
