@@ -409,10 +409,10 @@ def test_growing_leaves_what_was_committed_as_it_was(draft) -> None:
     first = proposer.propose(0, lengths, 9, None)
     for row, n in enumerate(lengths.tolist()):
         for kept, layer in zip(before, proposer.cache.layers, strict=True):
-            assert torch.equal(kept[row, : n - 1], layer.kv[row, : n - 1])
+            assert torch.equal(kept[row, :, : n - 1], layer.kv[row, :, : n - 1])
     for layer in proposer.cache.layers:
         for row, n in enumerate(lengths.tolist()):
-            layer.kv[row, n - 1 :] = 1e6
+            layer.kv[row, :, n - 1 :] = 1e6
     again = proposer.propose(0, lengths, 9, None)
     assert torch.equal(first.tokens, again.tokens) and torch.equal(first.parents, again.parents)
 
