@@ -61,6 +61,7 @@ class AdaptiveK:
                     self.reached[place] = FADE * self.reached[place] + 1
         seconds = draft_s + verify_s
         self.spent += seconds
+        self.lost += 0.0 if k else draft_s  # the draft reads what it will need if it is tried again
         plain = self.verify.get((batch, 1))
         if k and plain is not None:
             tokens = sum(accepted) / max(len(accepted), 1) + 1

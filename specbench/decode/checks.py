@@ -35,6 +35,8 @@ def check(verifier: Any, proposer: Proposer | None, requests: Sequence[Request],
             raise ConfigError(f"the prompt has {len(ids)} tokens and the verifier's context {context}; nothing can follow")
         if k < 0 or request.max_new_tokens < 1:
             raise ConfigError(f"num_speculative_tokens is {k} and max_new_tokens {request.max_new_tokens}; at least 0 and 1 are expected")
+        if request.logprobs is not None and not 0 <= request.logprobs <= vocab:
+            raise ConfigError(f"logprobs is {request.logprobs}; expected None, or 0 to the verifier's vocabulary of {vocab}")
     if options.batch_size < 1:
         raise ConfigError(f"batch_size is {options.batch_size}; at least 1 is expected")
     if k and proposer is None:

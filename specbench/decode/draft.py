@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..errors import ConfigError
 from ..models.eagle3 import Eagle3
+from .rows import shorter
 from .sampling import PROPOSE, Settings, best, draw, probabilities, uniform
 from .tree import Tree, grow
 
@@ -89,6 +90,7 @@ class EagleDraft:
         if self.tree is not None:
             return Proposal(*grow(self.draft, self.cache, self.hidden[:batch], lengths, longest, self.tree))
         hidden, ids, distributions = self.hidden[:batch], [], []
+        masked = shorter(lengths, longest)
         for j in range(count):
             scores = self.draft.logits(hidden)  # [b, 1, draft_vocab]
             if settings is None:
@@ -100,7 +102,7 @@ class EagleDraft:
             token = self.draft.to_target(chosen)  # [b, 1]
             ids.append(token)
             if j + 1 < count:
-                step = self.draft.step(lengths[:, None] - 1 + j, longest + j, masked=batch > 1)
+                step = self.draft.step(lengths[:, None] - 1 + j, longest + j, masked=masked)
                 hidden = self.draft(token, hidden, step, self.cache)
         drawn_from = torch.cat(distributions, 1) if distributions else None
         return Proposal(torch.cat(ids, 1), count, drawn_from=drawn_from, targets=self.targets)

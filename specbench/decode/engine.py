@@ -26,7 +26,7 @@ from .graphs import Graphs
 from .memory import check_fits
 from .prefill import prefill
 from .request import FinishReason, Generation, Logprob, Request, Timing, Update
-from .rows import Rows
+from .rows import Rows, ring_of
 from .sequence import Active, log_probabilities, unpack_logprobs
 from .tree import Tree
 from .verify import accept, verify
@@ -87,7 +87,8 @@ class Run:
         width = self.proposer.width if self.proposer else 0
         penalised = any(r.sampling.penalised for r in self.requests)
         draft = self.proposer.draft if isinstance(self.proposer, EagleDraft) else None
-        self.nbytes = check_fits(self.verifier, draft, width, rows, length, penalised)
+        slots = self.tree.slots if self.tree else 0
+        self.nbytes = check_fits(self.verifier, draft, width, rows, length, penalised, ring=ring_of(self.block), draft_slots=slots)
         self.length, self.batch_size = length, rows
         self.cache = self.verifier.new_cache(length, rows)
         if self.proposer:
@@ -109,6 +110,8 @@ class Run:
                 self.clock.restart()
                 k = self._choose_k()
                 proposal = self._draft(k) if k else None
+                if not k:
+                    self._make_room()
                 self.clock.mark("draft")
                 committed, counts, logprobs = self._verify(proposal)
                 yield from self.clock.leave(self._commit(committed, counts, k, logprobs))
@@ -133,12 +136,19 @@ class Run:
         lengths = self.rows.lengths[:batch]
         return self.graphs.run(("propose", batch, k, longest), lambda: proposer.propose(k, lengths, longest, settings))
 
+    def _make_room(self) -> None:
+        """In a round without proposals the draft looks only if more states would not find room to wait for it."""
+        if self.proposer and self.rows.states is not None:
+            most = self.rows.states.shape[1] - self.k - 1
+            if max(len(s.tokens) - 1 - s.drafted for s in self.active) > most:
+                self._catch_up()
+
     def _catch_up(self) -> None:
         """Let the draft take in all that was committed since it last looked."""
         batch, proposer, rows = len(self.active), self.proposer, self.rows
         assert proposer is not None
         width = max(len(s.tokens) - 1 - s.drafted for s in self.active)
-        limit = max(s.drafted for s in self.active) + width
+        limit = min(max(s.drafted for s in self.active) + width, self.length)
         if self.graphs.enabled:
             width, limit = max(width, self.k + 1), self.graphs.longest(limit + self.k + 1, self.length)
 
@@ -178,7 +188,7 @@ class Run:
         packed, top = self.graphs.run(key, stage)
         self.clock.mark("verify")
         table = packed.tolist()
-        return [row[1:] for row in table], [row[0] for row in table], unpack_logprobs(top, batch)
+        return [row[1:] for row in table], [row[0] for row in table], unpack_logprobs(top, [s.request.logprobs for s in self.active])
 
     def _commit(self, committed: list[list[int]], counts: list[int], k: int, logprobs: list[list[Logprob]]) -> list[Update]:
         """Take the round's tokens over to the host, and let finished sequences leave."""
@@ -193,7 +203,7 @@ class Run:
             sequence.proposed.append(accepted if cut else possible)
             sequence.nodes.append((self.tree.nodes if self.tree else k) if k else 0)
             sequence.emitted_at.append(now - sequence.admitted)
-            sequence.logprobs += logprobs[place][: len(new)] if logprobs else []
+            sequence.logprobs += logprobs[place][: len(new)]
             sequence.timing.draft_s += times["draft"]
             sequence.timing.verify_s += times["verify"]
             sequence.timing.decode_s = now - sequence.admitted - sequence.timing.prefill_s
@@ -202,10 +212,6 @@ class Run:
         if self.adaptive:
             self.adaptive.observe(k, len(self.active), times["draft"], times["verify"], counts, proposed)
         self._release(updates)
-        if self.proposer and self.active and self.rows.states is not None:
-            most = self.rows.states.shape[1] - self.k - 1
-            if max(len(s.tokens) - 1 - s.drafted for s in self.active) > most:
-                self._catch_up()
         return updates
 
     def _release(self, updates: Iterable[Update]) -> None:
@@ -236,12 +242,14 @@ class Run:
                 break
             joining.append(self._sequence(self.waiting.pop(0), started))
         first = prefill(self, joining)
+        now = self.clock.elapsed()
         self.active += joining
         updates = []
         for place, sequence in enumerate(joining):
             new, reason = sequence.keep([first[0][place]])
-            sequence.logprobs += first[1][place] if first[1] else []
-            sequence.emitted_at.append(sequence.timing.prefill_s)
+            sequence.logprobs += first[1][place]
+            sequence.emitted_at.append(now - started)
+            sequence.timing.decode_s = now - started - sequence.timing.prefill_s
             updates.append(Update(sequence.index, new, 0, 0, reason))
         self._release(updates)
         return updates

@@ -32,19 +32,30 @@ def free_bytes(device: torch.device) -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def check_fits(verifier: Any, draft: Any | None, width: int, batch: int, length: int, penalised: bool, free: int | None = None) -> int:
+def check_fits(
+    verifier: Any,
+    draft: Any | None,
+    width: int,
+    batch: int,
+    length: int,
+    penalised: bool,
+    free: int | None = None,
+    ring: int = RING,
+    draft_slots: int = 0,
+) -> int:
     """Bytes that `batch` sequences of `length` tokens take.
 
     Args:
         draft: the EAGLE-3 draft's model, or None. width: of the auxiliary states that wait for it. free: bytes; None asks the system.
+        ring: states that may wait. draft_slots: what the draft's cache has beyond `length`.
 
     Raises:
         ConfigError: it is more than `SHARE` of what is free; with the largest batch that would fit.
     """
     parts = {"verifier cache": cache_bytes(verifier.config, verifier.dtype, length)}
     if draft is not None:
-        parts["draft cache"] = cache_bytes(draft.config, draft.dtype, length)
-    parts["states and tokens"] = RING * width * verifier.dtype.itemsize + 8 * length + (3 * verifier.config.vocab_size if penalised else 0)
+        parts["draft cache"] = cache_bytes(draft.config, draft.dtype, length + draft_slots)
+    parts["states and tokens"] = ring * width * verifier.dtype.itemsize + 8 * length + (3 * verifier.config.vocab_size if penalised else 0)
     needed = batch * sum(parts.values())
     free = free_bytes(verifier.device) if free is None else free
     if free is not None and needed > SHARE * free:

@@ -63,4 +63,4 @@ def prefill(run: Run, joining: list[Active]) -> tuple[list[int], list[list[Logpr
         sequence.drafted = len(sequence.tokens) - 1
         sequence.timing.prefill_s = times["prefill"]
         sequence.timing.draft_prefill_s = times.get("draft_prefill", 0.0)
-    return found, unpack_logprobs(top, batch)
+    return found, unpack_logprobs(top, [s.request.logprobs for s in joining])

@@ -98,7 +98,8 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """log_softmax of the verifier's raw scores (before penalties, temperature and filters) for the emitted token, and the best `top`."""
+    """log_softmax of the verifier's raw scores (before penalties, temperature and filters) for the emitted token, and the best `top`
+    with the emitted one among them (one more where it is none of the best)."""
 
     value: float
     top: dict[int, float]

@@ -13,7 +13,17 @@ from torch import Tensor
 
 from .sampling import Settings
 
-RING = 64  # states that wait for the draft at most; see `Rows.states`
+RING = 64  # states that wait for the draft at most, but in wide blocks; see `Rows.states`
+
+
+def ring_of(block: int) -> int:
+    """Room for states where a round may commit `block` tokens."""
+    return max(RING, 2 * block)
+
+
+def shorter(lengths: Tensor, longest: int) -> bool:
+    """Whether any of lengths [b] may be below `longest`. A CPU is asked; another device is not, which would stop it."""
+    return lengths.shape[0] > 1 or lengths.device.type != "cpu" or int(lengths[0]) < longest
 
 
 @dataclass(slots=True)
@@ -35,7 +45,7 @@ class Rows:
     ) -> Rows:
         """Room for `rows` sequences of `length` tokens; block: tokens that a round may commit."""
         lengths, limits, drafted = (torch.full((rows,), 2, dtype=torch.int64, device=device) for _ in range(3))
-        states = torch.zeros(rows, max(RING, 2 * block), width, dtype=dtype, device=device) if width else None
+        states = torch.zeros(rows, ring_of(block), width, dtype=dtype, device=device) if width else None
         tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
         return cls(tokens, lengths, limits, drafted, states, Settings.empty(rows, vocab, penalised, device))
 
@@ -66,6 +76,7 @@ class Rows:
         """Pairs that the draft has not taken in: tokens and positions [batch, width], states [batch, width, *], and the index
         of the last real one, int64 [batch]; what comes after it is to be overwritten before anyone sees it."""
         positions = self.drafted[:batch, None] + torch.arange(width, device=self.tokens.device)
+        positions = positions.clamp(max=self.tokens.shape[1] - 2)  # one that waits long beside one that is near its end
         tokens = self.tokens[:batch].gather(1, positions + 1)
         states = None
         if self.states is not None:

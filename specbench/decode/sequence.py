@@ -6,7 +6,8 @@ know tensors of models, drafts or other sequences.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -35,10 +36,10 @@ class Active:
 
     def generation(self, reason: FinishReason) -> Generation:
         prompt = list(self.request.prompt_ids)
-        logprobs = self.logprobs if self.request.logprobs is not None else None
+        logprobs = list(self.logprobs) if self.request.logprobs is not None else None
         return Generation(
-            prompt, self.tokens[len(prompt) :], self.accepted, self.proposed, reason, self.timing, self.nodes, self.emitted_at, self.seed,
-            logprobs,
+            prompt, self.tokens[len(prompt) :], list(self.accepted), list(self.proposed), reason, replace(self.timing), list(self.nodes),
+            list(self.emitted_at), self.seed, logprobs,
         )  # fmt: skip
 
     def keep(self, new: list[int]) -> tuple[list[int], FinishReason | None]:
@@ -60,18 +61,19 @@ class Active:
 
 
 def log_probabilities(scores: Tensor, tokens: Tensor, top: int) -> tuple[Tensor, ...]:
-    """log_softmax of raw scores [b, n, vocab], row i for token i of tokens [b, m]: values [b, m], best values and ids [b, m, top]."""
+    """log_softmax of raw scores [b, n, vocab], row i for token i of tokens [b, m]: tokens, values [b, m], best values and ids
+    [b, m, top]."""
     logs = scores[:, : tokens.shape[1]].float().log_softmax(-1)
     values = logs.gather(2, tokens[..., None])[..., 0]
     best = logs.topk(max(top, 1), -1)
-    return values, best.values[..., :top], best.indices[..., :top]
+    return tokens, values, best.values[..., :top], best.indices[..., :top]
 
 
-def unpack_logprobs(found: tuple[Tensor, ...] | None, batch: int) -> list[list[Logprob]]:
-    """Per sequence and token; empty where nobody asked."""
+def unpack_logprobs(found: tuple[Tensor, ...] | None, wanted: Sequence[int | None]) -> list[list[Logprob]]:
+    """Per sequence and token, with as many best ones as each sequence wants; empty where it wants none."""
     if found is None:
-        return []
-    values, best, ids = (t.tolist() for t in found)
+        return [[] for _ in wanted]
     return [
-        [Logprob(v, dict(zip(i, b, strict=True))) for v, b, i in zip(values[row], best[row], ids[row], strict=True)] for row in range(batch)
+        [] if top is None else [Logprob(v, dict(zip(i[:top], b[:top], strict=True)) | {t: v}) for t, v, b, i in zip(*row, strict=True)]
+        for top, *row in zip(wanted, *(t.tolist() for t in found), strict=True)
     ]

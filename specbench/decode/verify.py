@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..models.cache import Cache
 from .draft import Proposal
+from .rows import shorter
 from .sampling import ACCEPT, CHOOSE, Settings, choose, draw, penalise, probabilities, uniform
 from .tree import ancestry, spread
 
@@ -57,7 +58,7 @@ def verify(
     slots = lengths[:, None] - 1 + index
     limit = longest - 1 + n
     if proposal is None or proposal.parents is None or proposal.depths is None:
-        step = verifier.step(slots, limit, masked=batch > 1 or n > 1)
+        step = verifier.step(slots, limit, masked=n > 1 or shorter(lengths, longest))
         seen = (index[:, None] >= index)[None]
     else:
         depths = torch.cat((torch.zeros_like(pending), proposal.depths), 1)
