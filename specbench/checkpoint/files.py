@@ -260,9 +260,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         with _open_regular(path) as file:
-            text = file.read(JSON_LIMIT + 1)
-        if len(text) > JSON_LIMIT:
-            raise CheckpointFileError(f"{path} has more than {JSON_LIMIT} bytes; no config or index has", code="bad-json")
+            size = os.fstat(file.fileno()).st_size
+            if size > JSON_LIMIT:
+                raise CheckpointFileError(f"{path} has {size} bytes; at most {JSON_LIMIT} are read of a config or index", code="bad-json")
+            text = file.read(size)
         value = json.loads(text.decode("utf-8"))
     except FileNotFoundError:
         raise CheckpointFileError(f"{path} is missing: this is not a checkpoint folder", code="no-config") from None

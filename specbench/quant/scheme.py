@@ -9,6 +9,7 @@ substring rule for `modules_to_not_convert` of AWQ, GPTQ and fp8, ModelOpt's she
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -104,7 +105,14 @@ def parse_quantization(section: dict[str, Any] | None, source: str) -> Quantizat
     reader = READERS.get(method)
     if reader is None:
         raise ConfigError(f"{source}: quant_method is {method!r}; readable: {', '.join(READERS)}")
-    return reader(section, source)
+    try:
+        return reader(section, source)
+    except (TypeError, ValueError, AttributeError, LookupError, re.error) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"{source}: {method} section cannot be read ({type(error).__name__}: {error}); a value is of another kind"
+        ) from None
 
 
 def _compressed_tensors(section: dict[str, Any], source: str) -> Quantization:
@@ -191,6 +199,8 @@ def _ct_matcher(patterns: tuple[str, ...], targets: bool) -> Callable[[str], boo
 
     fused = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
     parts = {part: whole for whole, members in fused.items() for part in members}
+    for pattern in patterns:
+        re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
 
     def matches(name: str) -> bool:
         parent, _, leaf = name.rpartition(".")
@@ -244,7 +254,7 @@ def _fbgemm(section: dict[str, Any], source: str) -> Quantization:
 
 def _modelopt(section: dict[str, Any], source: str) -> Quantization:
     algorithm = section.get("quant_algo")
-    patterns = tuple(section.get("exclude_modules") or section.get("ignore") or ())
+    patterns = tuple(map(str, section.get("exclude_modules") or section.get("ignore") or ()))
 
     def ignored(name: str) -> bool:
         return any(fnmatchcase(name, p) or fnmatchcase(name, f"{p}.*") for p in patterns)
