@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,6 +28,9 @@ from .plan import Plan, resolve
 from .policies import Policy, get_policy
 from .quant.scheme import Scheme, parse_quantization
 
+if TYPE_CHECKING:
+    from .models.hf import HFVerifier
+
 ALIKE = 0.5  # mean cosine of embedding rows below which a draft's embedding is warned of; trained copies stay near 1, random ones near 0
 
 
@@ -38,7 +41,7 @@ def load_draft(
     *,
     device: str = "auto",
     dtype: str = "auto",
-    verifier: Decoder | None = None,
+    verifier: Decoder | HFVerifier | None = None,
     packed: bool = True,
     kv_cache_dtype: str = "auto",
     overrides: Mapping[str, Any] | None = None,
@@ -140,7 +143,7 @@ def _layer_prefixes(plan: Plan, index: int) -> list[str]:
     return [f"layers.{index}.", f"model.layers.{index}.", *(["midlayer."] if index == 0 else [])]
 
 
-def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> None:
+def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | HFVerifier | None) -> None:
     """Take the verifier's embedding and head where the plan says so: the loaded modules themselves, else read from its file."""
     if plan["embed_tokens"] == "draft" and verifier is not None:
         _compare_embeddings(model, verifier, pair)
@@ -161,7 +164,7 @@ def _borrow(model: Eagle3, pair: Pair, plan: Plan, verifier: Decoder | None) -> 
         model.lm_head = verifier.lm_head
 
 
-def _compare_embeddings(model: Eagle3, verifier: Decoder, pair: Pair) -> None:
+def _compare_embeddings(model: Eagle3, verifier: Decoder | HFVerifier, pair: Pair) -> None:
     """Warn of an embedding that has little to do with the verifier's: an exporter that rebuilt it may have saved random values."""
     own, other = model.embed_tokens.weight, verifier.embed_tokens.weight
     if own.shape != other.shape:

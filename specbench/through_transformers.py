@@ -1,7 +1,7 @@
-"""Verifiers that transformers reads for us: GGUF files and bitsandbytes checkpoints, as plain weights.
+"""Verifiers that transformers reads for us: GGUF files and bitsandbytes checkpoints as plain weights, and any folder as its own model.
 
-What enters: a .gguf file, or a folder whose weights only transformers' own quantizers read. What leaves: a plain checkpoint folder, or
-plain tensors by name. It does not know drafts; nothing that a checkpoint brings along is executed.
+What enters: a .gguf file, or a checkpoint folder. What leaves: a plain checkpoint folder, plain tensors by name, or a transformers model.
+It does not know drafts; nothing that a checkpoint brings along is executed.
 """
 
 from __future__ import annotations
@@ -111,3 +111,33 @@ def expanded(folder: Path, dtype: torch.dtype) -> dict[str, Tensor]:
         raise ConfigError(f"{folder}: transformers needs a package to read it ({error}); pip install 'specbench[quantizers]'") from error
     with torch.no_grad():
         return {name: tensor.to(dtype) for name, tensor in model.dequantize().state_dict().items()}
+
+
+def causal_model(folder: Path, where: str, device: torch.device, dtype: torch.dtype | None, extra: Callable[[str], bool]) -> Any:
+    """The transformers causal LM of a checkpoint folder, every parameter from its files, with transformers' own quantizers.
+
+    Args:
+        dtype: of plain weights; None is what config.json says.
+        extra: stored tensors that need no place in the model.
+
+    Raises:
+        ConfigError: transformers does not know the architecture, or a package that it needs is missing.
+        CheckpointError: tensors missing, unexpected or of another shape.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype or "auto", device_map={"": device}, trust_remote_code=False, output_loading_info=True
+        )
+    except ImportError as error:
+        raise ConfigError(f"{where}: transformers needs a package to read it ({error}); pip install 'specbench[quantizers]'") from error
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{where}: transformers does not load it ({error})") from error
+    model, found = loaded
+    unexpected = [name for name in found["unexpected_keys"] if not extra(name)]
+    faults = {"lacks": found["missing_keys"], "has unexpected": unexpected, "has another shape of": found["mismatched_keys"]}
+    said = [f"{what} {', '.join(sorted(map(str, names))[:5])} ({len(names)})" for what, names in faults.items() if names]
+    if said:
+        raise CheckpointError(f"{where}: beside {type(model).__name__} of transformers, the file {'; '.join(said)}")
+    return model

@@ -1,6 +1,6 @@
 """Load a verifier: its own config decides everything, and every tensor must find its place.
 
-What enters: a pair. What leaves: a `Decoder`. It does not know drafts or policies.
+What enters: a pair. What leaves: a `Decoder`, or whatever transformers loads as `HFVerifier`. It does not know drafts or policies.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 
@@ -24,7 +24,10 @@ from .errors import ConfigError
 from .models.decoder import Decoder, DecoderConfig
 from .pair import Checkpoint, Pair, read_with
 from .quant.scheme import parse_quantization
-from .through_transformers import METHODS, expanded
+from .through_transformers import METHODS, causal_model, expanded
+
+if TYPE_CHECKING:
+    from .models.hf import HFVerifier
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 NEEDED = (
@@ -32,17 +35,42 @@ NEEDED = (
 )  # fmt: skip
 
 
+@overload
+def load_verifier(
+    pair: Pair, *, device: str = ..., dtype: str = ..., packed: bool = ..., kv_cache_dtype: str = ..., backend: Literal["native"] = ...
+) -> Decoder: ...
+
+
+@overload
+def load_verifier(
+    pair: Pair, *, device: str = ..., dtype: str = ..., packed: bool = ..., kv_cache_dtype: str = ..., backend: Literal["transformers"]
+) -> HFVerifier: ...
+
+
 @torch.inference_mode(False)  # inference tensors could not be filled from other threads
-def load_verifier(pair: Pair, *, device: str = "auto", dtype: str = "auto", packed: bool = True, kv_cache_dtype: str = "auto") -> Decoder:
-    """Load the verifier of `pair` (Llama, Mistral, Qwen2 or Qwen3 dense), strictly.
+def load_verifier(
+    pair: Pair,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    packed: bool = True,
+    kv_cache_dtype: str = "auto",
+    backend: Literal["native", "transformers"] = "native",
+) -> Decoder | HFVerifier:
+    """Load the verifier of `pair`, strictly.
 
     Args: see `load_draft`. `packed=False` multiplies dequantized weights, the reference; `kv_cache_dtype="fp8"` rounds keys and values
-    to e4m3.
+    to e4m3. `backend` is "native" for Llama, Mistral, Qwen2 or Qwen3 dense in every format that specbench reads, or "transformers" for any
+    causal LM that transformers loads, with its own quantizers (see `models.hf`).
 
     Raises:
-        ConfigError: another architecture, or a config that contradicts itself.
+        ConfigError: an architecture that the backend does not compute, or a config that contradicts itself.
         CheckpointError: tensors missing, unexpected, or of another shape or kind of dtype.
     """
+    if backend == "transformers":
+        return _load_hf(pair, device, dtype, packed, kv_cache_dtype)
+    if backend != "native":
+        raise ConfigError(f"backend is {backend!r}; expected 'native' or 'transformers'")
     load_config = pair.verifier_load
     checkpoint = read_with(pair.verifier, load_config)
     where = f"verifier {checkpoint.name}"
@@ -85,6 +113,23 @@ def _through_transformers(checkpoint: Checkpoint, config: DecoderConfig, device:
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     return _described(model, checkpoint, kv_cache_dtype)
+
+
+def _load_hf(pair: Pair, device: str, dtype: str, packed: bool, kv_cache_dtype: str) -> HFVerifier:
+    """What transformers makes of the folder; of the load config only where the folder lies and the device count."""
+    from .models.hf import HFVerifier
+
+    load_config = pair.verifier_load
+    if not packed or load_config.load_format == "dummy":
+        raise ConfigError(
+            "packed=False and load_format 'dummy' are the native backend's; transformers multiplies its quantizer's own weights"
+        )
+    checkpoint = read_with(pair.verifier, load_config)
+    materialize(checkpoint, tokenizer=True)
+    chosen = None if dtype == "auto" else pick_dtype(dtype, None)
+    where = f"verifier {checkpoint.name}"
+    model = causal_model(checkpoint.path, where, pick_device(device, load_config), chosen, _foreign)
+    return HFVerifier(model, folder=checkpoint.path, kv_cache_dtype=pick_cache_dtype(kv_cache_dtype))
 
 
 def _described(model: Decoder, checkpoint: Checkpoint, kv_cache_dtype: str) -> Decoder:

@@ -131,7 +131,7 @@ class Eagle3(Placed):
         self.fc = Linear("fc", fused, (hidden,), edge_scheme("fc"), dtype, config.fc_bias) if config.use_fc else None
         self.layers = nn.ModuleList(Eagle3Layer(config, i, partial(layer_scheme, i), dtype) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(hidden, eps, dtype)
-        self.lm_head = Linear("lm_head", hidden, (config.draft_vocab_size,), edge_scheme("lm_head"), dtype)
+        self.lm_head: nn.Module = Linear("lm_head", hidden, (config.draft_vocab_size,), edge_scheme("lm_head"), dtype)
         self.d2t = nn.Parameter(torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta"), requires_grad=False)
         self.unproposable: Tensor | None = None  # bool [draft_vocab]: ids that the verifier's tokenizer does not have
         self.aux_layers: tuple[int, ...] = ()  # which verifier states it reads; set by the plan
