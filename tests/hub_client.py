@@ -99,3 +99,16 @@ def token(value: str | None) -> None:
 def whole(folder: Path) -> list[str]:
     """Names of files in a snapshot folder."""
     return sorted(path.name for path in folder.iterdir())
+
+
+def diagnosed(verifier: str, draft: str, **options: Any) -> dict[str, Any]:
+    """What the doctor says: codes with their severity, sentences, and the report's facts."""
+    import specbench as sb
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        report = sb.diagnose(verifier, draft, **options)
+    codes = {finding.code: finding.severity for finding in report}
+    sentences = {finding.code: finding.sentence for finding in report}
+    sides = {"verifier": dict(report.verifier), "draft": dict(report.draft)}
+    return {"codes": codes, "sentences": sentences, "readable": report.readable, **sides}
