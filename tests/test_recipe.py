@@ -17,7 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "recipe"))
 import corpus
 import evaluate
 import export
+import generate
+import invent
 import train
+import varied
 from draft import Draft, DraftConfig, HeadLoss
 
 HIDDEN, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, WIDTH, INNER, LAYERS = 64, 96, 40, 4, 2, 16, 96, 3
@@ -215,3 +218,53 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, msg=name)
+
+
+def test_a_run_goes_on_with_a_larger_vocabulary(verifier_folder: Path, text_folder: Path, tmp_path: Path) -> None:
+    verifier = train.Verifier(verifier_folder)
+    small = train.Settings(epochs=2, batch=4, warmup=2, draft_vocab_size=DRAFT_VOCAB)
+    train.train(verifier, [text_folder], tmp_path / "small", small)
+    fit = corpus.split(corpus.load(text_folder))[0]
+    larger = train.Settings(
+        epochs=1, batch=4, draft_vocab_size=DRAFT_VOCAB + 16, target_temperature=0.7, reachable_only=True, first_step_only=0.5, full_every=2
+    )
+    draft, vocabulary = train.begin(verifier, larger, fit, tmp_path / "small")
+    known = export.read_vocabulary(tmp_path / "small")
+    assert len(vocabulary) == DRAFT_VOCAB + 16
+    where = torch.searchsorted(vocabulary, known)
+    assert torch.equal(vocabulary[where], known)
+    before = load_file(tmp_path / "small" / "model.safetensors")
+    assert torch.equal(draft.lm_head.weight[where], before["lm_head.weight"].float())
+    assert torch.equal(draft.fc.weight, before["fc.weight"].float())
+    manifest = train.train(verifier, [text_folder], tmp_path / "larger", larger, tmp_path / "small")
+    assert manifest["begin_from"]["settings"]["draft_vocab_size"] == DRAFT_VOCAB
+    assert torch.equal(export.read_vocabulary(tmp_path / "larger"), vocabulary)
+
+
+def test_columns_out_of_reach_do_not_count(verifier_folder: Path, text_folder: Path) -> None:
+    verifier = train.Verifier(verifier_folder)
+    group = corpus.load(text_folder)[:4]
+    vocabulary = torch.arange(DRAFT_VOCAB)
+    draft = train.new_draft(verifier, SETTINGS, vocabulary, group)
+    every = train.loss_of(draft, verifier, vocabulary, group, (1.0,), train.Settings())[1]
+    some = train.loss_of(draft, verifier, vocabulary, group, (1.0,), train.Settings(reachable_only=True))[1]
+    following = torch.cat([c.tokens[c.prompt_length + 1 :] for c in group])  # what the answer columns foresee
+    assert every == len(following)
+    assert some == int((following < DRAFT_VOCAB).sum())
+
+
+def test_made_prompts_are_distinct_deterministic_and_clear_of_the_evaluation_prompts() -> None:
+    rows, held_out = varied.varied_prompts(1600), invent.evaluation_prompts()
+    assert rows == varied.varied_prompts(1600)
+    assert len({row["prompt"] for row in rows}) == len(rows) > 1300
+    assert len({row["category"] for row in rows}) == 8
+    assert not any("{" in row["prompt"].replace("{}", "") for row in rows if row["category"] != "coding")
+    forbidden = set().union(*map(invent.shingles, held_out))
+    assert not any(invent.shingles(row["prompt"]) & forbidden for row in rows)
+    near = (held_out[49], "Tell me: " + held_out[20], "How far is a comet from an asteroid, a meteor?")
+    assert invent.admitted([{"category": "stem", "prompt": text} for text in near], held_out) == []
+
+
+def test_largest_is_argmax() -> None:
+    logits = torch.randn(5, 2500)
+    assert torch.equal(generate.largest(logits), logits.argmax(-1))

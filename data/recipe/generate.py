@@ -116,7 +116,7 @@ def write_text(
         step = verifier.step(torch.arange(longest).expand(len(rows), -1), longest, causal=True)
         hidden, aux = verifier(tokens, step, prompts, aux_layers)
         for layer, prompt_layer in zip(cache.layers, prompts.layers, strict=True):
-            layer.kv[rows, :longest] = prompt_layer.kv
+            layer.kv[rows, :, :longest] = prompt_layer.kv
         states[rows, :longest] = hidden if aux is None else torch.cat((aux, hidden), -1)
         last = torch.tensor([slot.prompt_length - 1 for slot in fresh if slot])
         temperatures = torch.tensor([slot.temperature for slot in fresh if slot])

@@ -29,7 +29,8 @@ class Settings:
 
     minutes: bounds it; the learning rate falls to zero with the larger of the shares of steps and time.
     matrix_lr, head_lr, other_lr: peak learning rates of fc and the layer, of lm_head, of the norms.
-    hold: share of the run at the peak rate, before the linear fall. first_step_only: share of the run that trains step 0 alone.
+    hold: share of the run at the peak rate, before the linear fall. first_step_only: share of the run that trains step 0 alone,
+    but for every `full_every`-th batch, which trains all steps (0: none does).
     muon, warm: Muon for the matrices (else AdamW); start from the verifier's last layer and head (else at random).
     draft_vocab_size: more than the draft that training begins from has: its vocabulary is extended (`extend_head`).
     target_temperature: of the verifier's distribution in the loss; below 1 its first choice counts for more.
@@ -48,6 +49,7 @@ class Settings:
     weight_decay: float = 0.0
     step_weights: tuple[float, ...] = (1.0, 0.8, 0.64)
     first_step_only: float = 0.0
+    full_every: int = 0
     muon: bool = True
     warm: bool = True
     embedding_scale: float = 0.02
@@ -213,7 +215,8 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         epoch, index = divmod(position["step"], per_epoch)
         if index == 0 or "order" not in locals():
             order = batches(fit, s.batch, f"{s.seed}-{epoch}")
-        step_weights = s.step_weights[:1] if done < s.first_step_only else s.step_weights
+        full = done >= s.first_step_only or (s.full_every and position["step"] % s.full_every == 0)
+        step_weights = s.step_weights if full else s.step_weights[:1]
         scale = min(1.0, (position["step"] + 1) / s.warmup, (1 - done) / max(1 - s.hold, 1e-9))
         for engine in engines:
             for group in engine.param_groups:
