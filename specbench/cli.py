@@ -165,7 +165,7 @@ def reproduce(
     elif outcome.loaded:
         typer.echo(f"loads under {outcome.policy}: draft {outcome.draft} beside a verifier stored as {outcome.verifier_quantization}")
     else:
-        write_table(outcome.to_frame(), as_json)
+        write_table(outcome.to_frame(), as_json, widest=None)
 
 
 @app.command(epilog=_examples(f"specbench command {PAIR_EXAMPLE}", "specbench command bundled:w4a16 --engine sglang -k 5"))

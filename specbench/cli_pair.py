@@ -91,9 +91,9 @@ def overrides_of(pairs: Sequence[str] | None) -> dict[str, Any]:
     return found
 
 
-def write_table(frame: pd.DataFrame, as_json: bool) -> None:
-    """A table for people, or its rows as JSON."""
+def write_table(frame: pd.DataFrame, as_json: bool, widest: int | None = 80) -> None:
+    """A table for people, its columns at most `widest` characters, or its rows as JSON."""
     if as_json:
         typer.echo(frame.to_json(orient="records", indent=2, default_handler=str))
     elif len(frame):
-        typer.echo(frame.to_string(index=False, max_colwidth=80, float_format="{:.3f}".format, na_rep=""))
+        typer.echo(frame.to_string(index=False, max_colwidth=widest, float_format="{:.3f}".format, na_rep=""))

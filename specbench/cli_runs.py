@@ -21,7 +21,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
 Dtype = Annotated[str, typer.Option(help="auto is the verifier's own.")]
 Shape = Annotated[tuple[int, int, int] | None, typer.Option(metavar="DEPTH TOP_K NODES", help="A draft tree instead of a chain.")]
 SHOWN = ("engine", "k", "batch_size", "temperature", "num_prompts", "num_failed", "mean_acceptance_length", "draft_acceptance_rate",
-    "decode_tokens_per_s", "speedup", "speedup_low", "speedup_high")  # fmt: skip
+    "decode_tokens_per_second", "speedup", "speedup_low", "speedup_high")  # fmt: skip
 
 
 def generate(

@@ -145,6 +145,8 @@ def test_01_reproduces_the_key_error(tmp_path: Path, inputs: dict[str, Any]) -> 
 @pytest.mark.notebook
 def test_02_proves_that_outputs_are_the_verifiers_own(tmp_path: Path, inputs: dict[str, Any]) -> None:
     run = execute("02_apply_the_fix", tmp_path, inputs, dtypes=["float32"])
+    report = json.loads((tmp_path / "doctor.json").read_text(encoding="utf-8"))
+    assert report["readable"] and "quantization-from-verifier" in {finding["code"] for finding in report["findings"]}
     table = pd.read_csv(tmp_path / "lossless.csv")
     assert list(table.category) == ["math", "stem"] and table.lossless.all() and table.identical.all(), "fp32: no rounding to excuse"
     assert run.facts["identical_float32"] == "2 of 2"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..bench.atomic import write_json
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,6 +145,10 @@ class Report:
             "schema_version": SCHEMA_VERSION, "specbench": self.version, "verifier": dict(self.verifier), "draft": dict(self.draft),
             "engine": self.engine, "readable": self.readable, "findings": [asdict(finding) for finding in self.findings],
         }  # fmt: skip
+
+    def save(self, path: Path) -> None:
+        """Write the JSON, whole or not at all."""
+        write_json(path, self.to_dict())
 
     def __str__(self) -> str:
         from .show import report_text
