@@ -15,7 +15,9 @@ from collections.abc import Sequence
 BUDGET = 0.03
 FADE = 0.9  # what a past round weighs against the next one in acceptance
 NEW_COST = 0.2  # what a new time weighs against the earlier ones
+FORGET = 0.98  # the same for a place that the round did not propose: what was seen there once is tried again some day
 PRIOR = 0.6, 4.0  # conditional acceptance believed before anything is seen, and the rounds that the belief weighs
+LIKE_BEFORE = 1.0  # rounds that the place before weighs in what is believed of a place
 FIRST = 3  # rounds at k = 0 before anything is tried
 WAIT, LONGEST_WAIT = 8, 256  # rounds between two tries of a draft that does not pay, doubled after each
 
@@ -31,8 +33,8 @@ class AdaptiveK:
         self.most = most
         self.verify: dict[tuple[int, int], float] = {}  # (batch, tokens a sequence) -> seconds
         self.draft: dict[tuple[int, int], float] = {}  # (batch, k) -> seconds
-        self.accepted = [PRIOR[0] * PRIOR[1]] * most
-        self.reached = [PRIOR[1]] * most
+        self.accepted = [PRIOR[0] * PRIOR[1], *[0.0] * (most - 1)]
+        self.reached = [PRIOR[1], *[0.0] * (most - 1)]
         self.spent = self.lost = 0.0
         self.wait, self.since_try, self.rounds = WAIT, 0, 0
 
@@ -59,6 +61,9 @@ class AdaptiveK:
                 if reached:
                     self.accepted[place] = FADE * self.accepted[place] + sum(a > place for a in reached) / len(reached)
                     self.reached[place] = FADE * self.reached[place] + 1
+            for place in range(max(k, 1), self.most):
+                self.accepted[place] *= FORGET
+                self.reached[place] *= FORGET
         seconds = draft_s + verify_s
         self.spent += seconds
         self.lost += 0.0 if k else draft_s  # the draft reads what it will need if it is tried again
@@ -72,11 +77,17 @@ class AdaptiveK:
 
     def _rate(self, batch: int, k: int) -> float:
         """Expected tokens a second and sequence."""
-        expected, path = 1.0, 1.0
+        expected, path, belief = 1.0, 1.0, PRIOR[0]
         for place in range(k):
-            path *= self.accepted[place] / self.reached[place]
+            belief = self._belief(place, belief)
+            path *= belief
             expected += path
         return expected / self._cost(batch, k)
+
+    def _belief(self, place: int, before: float) -> float:
+        """Conditional acceptance at a place: what was seen there, and a little of what is believed of the place before."""
+        weight = LIKE_BEFORE if place else 0.0
+        return (self.accepted[place] + weight * before) / (self.reached[place] + weight)
 
     def _cost(self, batch: int, k: int) -> float:
         plain = self.verify[batch, 1]
