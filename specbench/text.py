@@ -219,11 +219,11 @@ def stop_strings(tokenizer: Any, stops: Sequence[str]) -> Callable[[list[int], i
     """
     if not all(stops):
         raise ConfigError(f"stop is {list(stops)!r}; an empty text would end every output")
-    longest = max(len(stop) for stop in stops)
+    longest = max(len(stop.encode()) for stop in stops)  # a token is at least a byte; 8 more for those that show nothing
 
     def ends_at(output: list[int], new: int) -> int | None:
         for count in range(len(output) - new + 1, len(output) + 1):
-            tail = decode_text(tokenizer, output[max(0, count - longest - 8) : count])  # a token is at least a character, or part of one
+            tail = decode_text(tokenizer, output[max(0, count - longest - 8) : count])
             before = decode_text(tokenizer, output[max(0, count - longest - 8) : count - 1])
             if any(stop in tail and stop not in before for stop in stops):
                 return count
