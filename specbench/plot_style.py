@@ -27,6 +27,7 @@ FORMAT_COLOURS = {
     "bf16": BLUE, "w4a16": VERMILION, "w4a16-asym": ORANGE, "w8a16": SKY, "w8a8": PURPLE, "fp8": GREEN, "nvfp4a16": BLACK,
 }  # fmt: skip
 SPARE_COLOURS = [BLACK, PURPLE, GREEN, ORANGE, SKY, BLUE, VERMILION, YELLOW]  # for other formats, those not in the figure first
+SERIES_COLOURS = [BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, BLACK]  # for conditions of one format
 PART_COLOURS = {"draft": ORANGE, "verify": SKY, "other": "#BBBBBB"}
 MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 STYLE: Any = {
@@ -83,9 +84,25 @@ def finish(ax: Axes, title: str, xlabel: str, ylabel: str, caption: str) -> None
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
     handles, labels = ax.get_legend_handles_labels()
-    columns = 2 if sum(map(len, labels)) > 60 or len(labels) > 3 else max(len(labels), 1)
+    longest = max(map(len, labels), default=0)
+    columns = 1 if longest > 36 else 2 if sum(map(len, labels)) > 60 or len(labels) > 3 else max(len(labels), 1)
     lines = -(-len(labels) // columns)
+    _heighten(ax, lines - 3)
     ax.legend(handles, labels, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=columns, borderaxespad=0.2, columnspacing=1.4)
     ax.set_title(title, pad=12 + 17 * lines)
     where: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "va": "top"}
     ax.annotate(textwrap.fill(caption, 84), (0, 0), (0, -46), **where, fontsize=9, color=DARK, gid="caption")
+
+
+def widen(ax: Axes, inches: float) -> None:
+    """Give a figure that holds these Axes alone at least that width."""
+    figure: Any = ax.figure
+    if len(figure.axes) == 1 and figure.get_figwidth() < inches:
+        figure.set_figwidth(inches)
+
+
+def _heighten(ax: Axes, lines: int) -> None:
+    """Room for legend lines beyond those that the usual height has, in a figure that holds these Axes alone."""
+    figure: Any = ax.figure
+    if lines > 0 and len(figure.axes) == 1:
+        figure.set_figheight(figure.get_figheight() + 0.24 * lines)

@@ -7,32 +7,18 @@ measures nothing, shows nothing and keeps no state; every figure redraws from a 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
-from .bench.summary import BY, per_position_rates, summarize
+from .bench.summary import grouping, per_position_rates, summarize
 from .errors import DataError
-from .plot_style import DARK, FORMAT_COLOURS, MARKERS, PART_COLOURS, SPARE_COLOURS, canvas, finish, save
+from .plot_series import Series, common_model, condition, series_of
+from .plot_style import DARK, PART_COLOURS, canvas, finish, save, widen
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-__all__ = ["acceptance", "acceptance_by_category", "per_position", "save", "speedup", "throughput", "time_share"]
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One verifier in one format: its rows of a summary and how it is drawn."""
-
-    label: str
-    rows: pd.DataFrame
-    colour: str
-    marker: str
-    offset: float  # -0.5 .. 0.5, keeps intervals at the same place apart
+__all__ = ["acceptance", "acceptance_by_category", "per_position", "condition", "save", "speedup", "throughput", "time_share"]
 
 
 def acceptance(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
@@ -41,7 +27,7 @@ def acceptance(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         summary = _speculating(summarize(_own(table)))
         axes.axhline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
         ks = sorted(set(summary.k))
-        for series in _series(summary, spread=0.12):
+        for series in series_of(summary, spread=0.12):
             _errorbar(axes, series, series.rows.k + series.offset, "mean_acceptance_length")
         axes.set_xticks(ks)
         axes.set_xlim(min(ks) - 0.5, max(ks) + 0.5)
@@ -61,10 +47,10 @@ def acceptance_by_category(table: pd.DataFrame, k: int | None = None, ax: Axes |
     with canvas(ax) as axes:
         own = _own(table)
         k = _choose_k(own, k, preferred=3)
-        summary = _speculating(summarize(own[own.k == k], (*BY, "category")))
+        summary = _speculating(summarize(own[own.k == k], (*grouping(own[own.k == k]), "category")))
         order = list(summary.groupby("category").mean_acceptance_length.mean().sort_values().index)
         axes.axvline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
-        for series in _series(summary, spread=0.5):
+        for series in series_of(summary, spread=0.5):
             rows = series.rows
             y = rows.category.map(order.index) - series.offset
             bars = _bars(rows, "mean_acceptance_length")
@@ -88,7 +74,7 @@ def per_position(table: pd.DataFrame, k: int | None = None, ax: Axes | None = No
         own = _own(table)
         k = _choose_k(own, k, preferred=None)
         rates = per_position_rates(own[own.k == k])
-        for series in _series(rates, spread=0.12):
+        for series in series_of(rates, spread=0.12):
             x = series.rows.position + series.offset
             _errorbar(axes, series, x, "conditional", suffix=", conditional", linestyle=":", markerfacecolor="white")
             _errorbar(axes, series, x, "unconditional", suffix=", unconditional")
@@ -113,7 +99,7 @@ def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         summary = summarize(table)
         own = _measured(summary[summary.engine == "specbench"], "decode_tokens_per_second")
         ks = sorted(set(own.k))
-        drawn = _series(own, spread=0.12)
+        drawn = series_of(own, spread=0.12)
         fastest = max(drawn, key=lambda series: series.rows.decode_tokens_per_second.mean())
         for series in drawn:
             x = series.rows.k + series.offset
@@ -121,10 +107,12 @@ def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             for level in plain:
                 axes.axhline(level, color=series.colour, linestyle="--", linewidth=1.0, alpha=0.7)
             _errorbar(axes, series, x, "decode_tokens_per_second")
-            _label_speedups(axes, series, x, above=series is fastest)
-        for series in _series(summary[summary.engine == "transformers"], spread=0):
-            level = series.rows.decode_tokens_per_second.iloc[0]
-            axes.axhline(level, color=series.colour, linestyle=(0, (1, 2)), linewidth=1.6, label=f"transformers generate, {series.label}")
+            if series is fastest or len(drawn) < 3:  # more labels would cover one another
+                _label_speedups(axes, series, x, above=series is fastest)
+        for series in series_of(summary[summary.engine == "transformers"], spread=0):
+            for k, level in zip(series.rows.k, series.rows.decode_tokens_per_second, strict=True):
+                dots, name = ((3, 1, 1, 1), f"transformers prompt lookup (\u2264{k})") if k else ((1, 2), "transformers generate")
+                axes.axhline(level, color=series.colour, linestyle=(0, dots), linewidth=1.6, label=f"{name}, {series.label}")
         axes.set_xticks(ks)
         axes.set_xlim(min(ks) - 0.5, max(ks) + 0.5)
         axes.set_ylim(0, 1.14 * axes.get_ylim()[1])  # room for the labels of the highest points
@@ -133,8 +121,7 @@ def throughput(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             "Decode speed, and speedup over k = 0",
             "draft tokens proposed per round, k (0: no speculation)",
             "decode speed (tokens / s)",
-            f"Tokens after the first / decode seconds, over all tokens; dashed: k = 0 of the same run. {_n(own)}. "
-            f"{_setting(table)}",
+            f"Tokens after the first / decode seconds, over all tokens; dashed: k = 0 of the same run. {_n(own)}. {_setting(table)}",
         )
     return axes
 
@@ -145,7 +132,7 @@ def speedup(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         summary = _speculating(summarize(_own(table)), "speedup")
         ks = sorted(set(summary.k))
         axes.axhline(1, color=DARK, linestyle="--", linewidth=1.2, label="no speculation (k = 0)")
-        for series in _series(summary, spread=0.12):
+        for series in series_of(summary, spread=0.12):
             _errorbar(axes, series, series.rows.k + series.offset, "speedup")
         axes.set_xticks(ks)
         axes.set_xlim(min(ks) - 0.5, max(ks) + 0.5)
@@ -165,7 +152,7 @@ def time_share(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
         summary = _measured(summarize(_own(table)), "verify_share")
         place = 0.0
         ticks: list[tuple[float, str]] = []
-        for series in _series(summary, spread=0):
+        for series in series_of(summary, spread=0):
             first = place
             for row in series.rows.to_dict("records"):
                 _stack(axes, place, row, labelled=not ticks)
@@ -176,6 +163,7 @@ def time_share(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
             place += 0.6
         axes.set_xticks([at for at, _ in ticks], [text for _, text in ticks])
         axes.grid(visible=False, axis="x")
+        widen(axes, 0.62 * len(ticks))
         axes.set_ylim(0, 109)
         axes.set_yticks(range(0, 101, 20))
         finish(
@@ -210,23 +198,6 @@ def _choose_k(own: pd.DataFrame, k: int | None, preferred: int | None) -> int:
     if k is not None:
         return k
     return preferred if preferred in measured else measured[-1]
-
-
-def _series(summary: pd.DataFrame, spread: float) -> list[Series]:
-    """Verifiers of a summary in a fixed order, their offsets `spread` wide together."""
-    keys = sorted(set(zip(summary.verifier, summary.verifier_format, strict=True)), key=lambda key: (key[1], key[0]))
-    formats = sorted({name for _, name in keys})
-    by_format = len(formats) == len(keys) and _model(verifier for verifier, _ in keys) is not None
-    taken = {FORMAT_COLOURS.get(name) for name in formats}
-    spare = itertools.cycle([colour for colour in SPARE_COLOURS if colour not in taken])
-    colours = {name: FORMAT_COLOURS.get(name) or next(spare) for name in formats}
-    drawn = []
-    for i, (verifier, name) in enumerate(keys):
-        label = name if by_format else f"{PurePath(verifier).name}, {name}"
-        offset = spread * (i / (len(keys) - 1) - 0.5) if len(keys) > 1 else 0.0
-        rows = summary[(summary.verifier == verifier) & (summary.verifier_format == name)]
-        drawn.append(Series(label, rows, colours[name], MARKERS[i % len(MARKERS)], offset))
-    return drawn
 
 
 def _errorbar(ax: Axes, series: Series, x: pd.Series[float], figure: str, suffix: str = "", **style: Any) -> None:
@@ -272,13 +243,7 @@ def _n(summary: pd.DataFrame, per: str = "", bars: bool = True) -> str:
     return f"{count}; bars: 95\u00a0% bootstrap over prompts" if bars and high > 1 else count
 
 
-def _model(verifiers: Iterable[str]) -> str | None:
-    """The name that variants of one model share: "Qwen3-8B" of "Qwen3-8B" and "Qwen3-8B-quantized.w4a16"; None of unrelated ones."""
-    names = sorted({PurePath(verifier).name for verifier in verifiers}, key=len)
-    return names[0] if names and all(name.lower().startswith(names[0].lower()) for name in names) else None
-
-
 def _setting(table: pd.DataFrame) -> str:
     """For captions: the model that all verifiers are variants of, device and dtype."""
-    words = [_model(table.verifier), *("/".join(sorted({str(value) for value in table[name]})) for name in ("device", "dtype"))]
+    words = [common_model(table.verifier), *("/".join(sorted({str(value) for value in table[name]})) for name in ("device", "dtype"))]
     return ", ".join(filter(None, words)) + "."

@@ -1,4 +1,5 @@
 """Figures from raw counts: reported confusions by their case numbers, and identities that hold for any counts."""
+
 import math
 
 import numpy as np
@@ -20,8 +21,10 @@ def rounds(max_k=6):
         cut = st.integers(0, k).flatmap(lambda p: st.tuples(st.integers(0, p), st.just(p)))
         return st.builds(lambda body, last: [*body, *last], st.lists(full, max_size=12), st.lists(cut, max_size=1))
 
-    return st.integers(1, max_k).flatmap(lambda k: st.tuples(st.just(k), st.lists(prompt(k), max_size=6))).map(
-        lambda drawn: (drawn[0], [[a for a, _ in p] for p in drawn[1]], [[p for _, p in q] for q in drawn[1]])
+    return (
+        st.integers(1, max_k)
+        .flatmap(lambda k: st.tuples(st.just(k), st.lists(prompt(k), max_size=6)))
+        .map(lambda drawn: (drawn[0], [[a for a, _ in p] for p in drawn[1]], [[p for _, p in q] for q in drawn[1]]))
     )
 
 
@@ -76,6 +79,21 @@ def test_micro_and_macro_differ():
     assert metrics.mean_acceptance_length(accepted) == 1 + 12 / 5
     assert metrics.mean_acceptance_length_over_prompts(accepted) == (4 + 1) / 2
     assert metrics.mean_acceptance_length_over_prompts([[], [2]]) == 3
+
+
+def test_rounds_that_proposed_nothing_are_no_drafts():
+    """vLLM's num_drafts: a last round without room for a proposal, or a k=0 pass, is none."""
+    accepted, proposed = [[3, 0, 2, 0], [0]], [[3, 3, 3, 0], [0]]
+    assert metrics.mean_acceptance_length(accepted, proposed) == 1 + 5 / 3
+    assert metrics.mean_acceptance_length(accepted) == 1 + 5 / 5, "without the proposals every round counts"
+    assert metrics.mean_acceptance_length_over_prompts(accepted, proposed) == 1 + 5 / 3, "the second prompt drafted nothing"
+    assert metrics.mean_accepted_tokens(accepted, proposed) == 5 / 3
+    interval = metrics.acceptance_length_interval(accepted, proposed)
+    assert interval == metrics.Interval(8 / 3, None, None, 1)
+    for figure in (metrics.mean_acceptance_length, metrics.mean_acceptance_length_over_prompts, metrics.mean_accepted_tokens):
+        assert figure([[0, 0]], [[0, 0]]) is None
+    rates = metrics.acceptance_per_position(accepted, proposed, 3)
+    assert 1 + rates.sum() == pytest.approx(metrics.mean_acceptance_length(accepted, proposed))
 
 
 def test_without_speculation_and_without_rounds():
@@ -160,7 +178,10 @@ def test_shorter_chain_read_off_a_longer_one(drawn, shorter):
     full = metrics.full_rounds(accepted, proposed, k)
     if any(full[0]):
         rates = metrics.acceptance_per_position(*full, k)
-        assert metrics.mean_acceptance_length(metrics.truncate(*full, shorter)[0]) == pytest.approx(1 + rates[:shorter].sum())
+        cut = metrics.truncate(*full, shorter)
+        assert metrics.mean_acceptance_length(cut[0]) == pytest.approx(1 + rates[:shorter].sum())
+        if shorter:
+            assert metrics.mean_acceptance_length(*cut) == pytest.approx(1 + rates[:shorter].sum())
 
 
 @given(rounds())

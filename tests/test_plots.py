@@ -1,4 +1,5 @@
 """Every figure can be redrawn from a stored table alone, says what it shows, and reaches the disk whole."""
+
 import warnings
 
 import matplotlib
@@ -84,7 +85,10 @@ def test_figure_says_what_it_shows(table, name):
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_nothing_overlaps_or_is_cut(table, name):
-    ax = getattr(plots, name)(table)
+    check_places(getattr(plots, name)(table))
+
+
+def check_places(ax):
     ax.figure.canvas.draw()
     page = ax.figure.bbox
     boxes = {"title": ax._left_title, "legend": ax.get_legend(), "caption": caption(ax), "x": ax.xaxis.label, "y": ax.yaxis.label}
@@ -188,6 +192,25 @@ def test_other_models_and_twice_the_same_format_are_named():
     assert set(colours) == {"Qwen3-8B, bf16", "Llama-3.1-8B, w4a16"} and "Qwen" not in said
     colours, _ = labels_of(("org/model", "bf16"), ("org/model-tuned", "bf16"))
     assert set(colours) == {"model, bf16", "model-tuned, bf16"} and len(set(colours.values())) == 1
+
+
+def conditions():
+    """One format in two batch sizes and at two temperatures."""
+    plain = to_frame(synthetic_rows("w4a16", prompts=PROMPTS))
+    batched = to_frame(synthetic_rows("w4a16", prompts=PROMPTS, seed=3, run_id="b")).assign(batch_size=4)
+    batched["batch"] = range(len(batched))
+    return pd.concat([plain, batched, batched.assign(temperature=0.7, seed=1)])
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_conditions_are_series_of_their_own_and_fit(name):
+    ax = getattr(plots, name)(conditions())
+    if name == "time_share":
+        assert {"w4a16, T = 0, batch 1", "w4a16, T = 0, batch 4", "w4a16, T = 0.7, batch 4"} <= set(texts(ax))
+    else:
+        labels = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert {"w4a16, T = 0.7, batch 4"} <= {label.removesuffix(", conditional") for label in labels}
+    check_places(ax)
 
 
 @pytest.mark.parametrize("name", FIGURES)

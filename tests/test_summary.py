@@ -10,7 +10,7 @@ from synthetic_rows import synthetic_rows, synthetic_table
 from specbench.bench import metrics
 from specbench.bench.prompts import load_prompts, prompt_set_hash
 from specbench.bench.records import Row, to_frame
-from specbench.bench.summary import BY, per_position_rates, summarize
+from specbench.bench.summary import BY, grouping, per_position_rates, read_off, summarize, with_context
 from specbench.errors import DataError
 
 PROMPTS = load_prompts()[::8]
@@ -129,6 +129,75 @@ def test_position_that_no_round_reached_is_undefined():
     positions = per_position_rates(to_frame([row(1, 3, accepted=(1, 0)), row(2, 3, accepted=(0, 0))]))
     assert positions.unconditional.tolist() == [0.25, 0.0, 0.0]
     assert positions.conditional.iloc[:2].tolist() == [0.25, 0.0] and np.isnan(positions.conditional.iloc[2])
+
+
+def test_a_batch_shares_one_clock():
+    """Two sequences at once: the batch took as long as its slower one, and its tokens count together."""
+    batch = {"batch_size": 2, "batch": 7}
+    rows = [row(1, 0, decode_s=4.0, batch_size=2, batch=1), row(2, 0, decode_s=2.0, tokens=6, batch_size=2, batch=1)]
+    rows += [row(1, 2, decode_s=2.0, accepted=(1,), **batch), row(2, 2, decode_s=1.0, tokens=6, accepted=(0,), **batch)]
+    s = only(summarize(to_frame(rows)), k=2)
+    assert s.decode_tokens_per_second == pytest.approx(15 / 2.0) and s.end_to_end_tokens_per_second == pytest.approx(17 / 2.5)
+    assert s.inter_token_latency_s == pytest.approx(3.0 / 15), "of the single sequence"
+    assert s.speedup == pytest.approx((15 / 2.0) / (15 / 4.0))
+    mixed = pd.concat([to_frame(rows), to_frame([row(1, 0, decode_s=4.0), row(1, 2, decode_s=2.0, accepted=(1,))])])
+    both = summarize(mixed)
+    assert list(both.columns[:5]) == [*BY, "batch_size"] and len(both) == 4
+    assert only(both, k=2, batch_size=1).speedup == pytest.approx(2.0), "against its own batch size"
+
+
+def test_conditions_are_told_apart_unasked_and_pooled_when_asked():
+    rows = [
+        row(1, 2, temperature=t, seed=1 if t else None, top_k=k, accepted=(a,))
+        for t, k, a in ((0.0, None, 2), (0.7, None, 0), (0.7, 20, 1))
+    ]
+    table = to_frame(rows)
+    assert grouping(table) == (*BY, "temperature", "top_k")
+    s = summarize(table)
+    assert s.mean_acceptance_length.tolist() == [3.0, 2.0, 1.0] or sorted(s.mean_acceptance_length) == [1.0, 2.0, 3.0]
+    assert summarize(table, BY).mean_acceptance_length.tolist() == [2.0]
+    assert len(per_position_rates(table)) == 3 * 2
+
+
+def test_costs_of_a_round_and_the_prediction():
+    """Plain passes of 0.05 s; a round of k=2 verifies in 0.06 s and drafts in 0.02 s."""
+    parts = {"draft_s": 0.08, "draft_prefill_s": 0.02, "verify_s": 0.30, "other_s": 0.0}
+    rows = [row(1, 0, decode_s=0.5, accepted=[0] * 10, proposed_per_round=[0] * 10, draft_s=0.0, verify_s=0.5, other_s=0.0)]
+    rows += [row(1, 2, decode_s=0.4, accepted=(1, 1, 1, 1, 1), **parts)]
+    s = only(summarize(to_frame(rows)), k=2)
+    assert s.verify_cost == pytest.approx(1.2) and s.draft_cost == pytest.approx(0.4)
+    assert s.predicted_speedup == pytest.approx(2.0 / 1.6) == s.speedup == pytest.approx(0.5 / 0.4)
+    assert s.draft_share == pytest.approx(0.25) and s.num_drafts == 5
+
+
+def test_latencies_and_memory():
+    rows = [row(1, 0, prefill_s=0.2, emitted_at_s=[0.2, 0.3, 0.5], peak_memory_bytes=10), row(2, 0, prefill_s=0.4, peak_memory_bytes=30)]
+    s = summarize(to_frame(rows)).iloc[0]
+    assert s.ttft_s == pytest.approx(0.3) and s.ttft_s_low == pytest.approx(0.2) and s.ttft_s_high == pytest.approx(0.4)
+    assert s.emission_gap_p95_s == pytest.approx(0.195) and s.peak_memory_bytes == 30
+
+
+def test_shorter_chains_are_read_off_the_longest():
+    table = synthetic_table(prompts=PROMPTS)
+    found = read_off(table)
+    assert len(found) == 2 * 5 and set(found.longest_k) == {5}
+    for r in found.itertuples():
+        ok = table[(table.k == 5) & (table.verifier_format == r.verifier_format) & (table.status == "ok")]
+        rates = metrics.acceptance_per_position(*metrics.full_rounds(list(ok.accepted_per_round), list(ok.proposed_per_round), 5))
+        assert r.read_off == pytest.approx(1 + rates[: r.k].sum(), rel=0.03), "the rounds that the limit cut apart"
+        assert r.read_off_low <= r.read_off <= r.read_off_high
+    run = found[found.k.isin([1, 3, 5])]
+    assert run.measured.notna().all() and found[found.k.isin([2, 4])].measured.isna().all()
+    assert (run[run.k == 5].measured == run[run.k == 5].read_off).all()
+    assert ((run.read_off_low < run.measured_high) & (run.measured_low < run.read_off_high)).all(), "one acceptance model made all k"
+
+
+def test_prompt_lengths_in_classes():
+    table = with_context(
+        to_frame([row(1, num_prompt_tokens=n) for n in (5, 128, 129, 40000)] + [failed(1, 0)]).assign(question_id=range(5))
+    )
+    assert list(table.context.astype(object))[:4] == ["to 128", "to 128", "to 512", "over 32768"]
+    assert set(summarize(table, (*BY, "context")).context.dropna()) == {"to 128", "to 512", "over 32768"}
 
 
 def test_tables_that_cannot_be_summarised():

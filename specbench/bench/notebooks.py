@@ -193,7 +193,9 @@ def _normalized_copy(source: Path, output: Path) -> None:
 
     document = _read(source)
     for cell in document["cells"]:
-        cell.setdefault("metadata", {})
+        tags = cell.setdefault("metadata", {}).get("tags")
+        if isinstance(tags, list):
+            cell["metadata"]["tags"] = list(dict.fromkeys(tags))  # the format allows each once
         if cell.get("cell_type") == "code":
             cell |= {"outputs": [], "execution_count": None}
     _, document = normalize(document)

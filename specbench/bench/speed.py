@@ -42,7 +42,7 @@ def pair_with_baseline(table: pd.DataFrame) -> pd.DataFrame:
         DataError: two k=0 rows for one prompt, turn and repeat of a run.
     """
     keys = list(BASELINE)
-    timed = _with_clock(table)
+    timed = _with_clock(table.reset_index(drop=True))  # tables that were put together may share labels
     zero = timed[(timed.k == 0) & (timed.status == "ok")]
     twice = zero[zero.duplicated(keys)]
     if len(twice):

@@ -68,7 +68,7 @@ def sweep(
     ray: str | None = None,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Run `notebook` once per parameter set into `run_dir/<run id>`, each with its log beside it.
+    """Run `notebook` once per parameter set into `run_dir/<run id>`, each with its log beside it; a page over all is `summary.html`.
 
     Args:
         jobs, threads: see `sweep_local.run_local`, or `sweep_ray.run_on_ray` where `ray` is given.
@@ -110,6 +110,9 @@ def sweep(
                     bar.update()
             finally:
                 table = write_index(folder, [_row(one, exits) for one in runs], earlier)
+        from ..page import sweep_page
+
+        sweep_page(folder)
     return table
 
 
