@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hf_families import EVERY_SECOND, FAMILIES, LAYERS, random_model, saved
+from hf_families import EVERY_SECOND, FAMILIES, LAYERS, SIZES, random_model, saved
 from proposers import AUX, Oracle, Steered, prompts, text
 from safetensors.torch import load_file, save_file
 from tiny import tiny_draft, tiny_verifier, tiny_w4a16_verifier
 from transformers import AttentionInterface
 
 import specbench as sb
-from specbench.decode.draft import EagleDraft
+from specbench.decode.draft import EagleDraft, Proposal
 from specbench.decode.engine import Options, Run, decode
 from specbench.decode.request import Request, Sampling
 from specbench.decode.tree import Tree
@@ -110,6 +110,25 @@ def test_a_ragged_batch_and_a_tree_equal_plain_runs(both, tree):
         assert out.token_ids == greedily(verifier, None, request.prompt_ids, 0, request.max_new_tokens).token_ids
 
 
+class Thicket(Oracle):
+    """A tree along what is known to follow, in which every right token comes after a wrong sibling."""
+
+    tree = Tree(3, 2, 6)
+
+    def propose(self, count, lengths, longest, settings):
+        right = self.ahead(3)[0]
+        tokens = torch.stack(((right + 1) % 256, right), 1).view(1, 6)
+        return Proposal(tokens, 3, parents=torch.tensor([[0, 0, 2, 2, 4, 4]]), depths=torch.tensor([[1, 1, 2, 2, 3, 3]]))
+
+
+def test_a_path_through_a_tree_is_moved_to_where_it_belongs(both):
+    verifier, _ = both
+    known = text(verifier, PROMPT, 20)
+    out = greedily(verifier, Thicket(known), PROMPT, 3)
+    assert out.token_ids == known.tokens
+    assert out.accepted_per_round == [3, 3, 3, 3, 2]
+
+
 def test_sampled_tokens_are_those_of_the_verifier_alone(both):
     verifier, draft = both
     asked = [Request(prompt, 12, Sampling(0.8, seed=i), stop_ids=()) for i, prompt in enumerate(prompts(3, seed=2))]
@@ -187,6 +206,21 @@ def test_quantized_folders_run_with_their_own_quantizer(tmp_path, tiny):
         reference = greedily(verifier, None, prompt, 0).token_ids
         assert greedily(verifier, EagleDraft(draft), prompt, 4).token_ids == reference
         assert greedily(native, None, prompt, 0).token_ids == reference
+
+
+def test_models_that_also_see_are_verifiers_of_text():
+    """The text part is run alone; its three kinds of positions are equal without an image."""
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
+    eyes = {"depth": 1, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "out_hidden_size": 64}
+    config = AutoConfig.for_model("qwen2_5_vl", text_config=SIZES | {"rope_parameters": rope}, vision_config=eyes)
+    config.text_config.initializer_range = 0.25
+    model = AutoModelForImageTextToText.from_config(config)
+    verifier = HFVerifier(model)
+    known = text(verifier, PROMPT, 20)
+    assert known.tokens == generated(model, PROMPT, 20)
+    assert greedily(verifier, Oracle(known, luck=0.7), PROMPT, 4).token_ids == known.tokens
 
 
 def test_keys_and_values_may_pass_through_fp8(tiny):

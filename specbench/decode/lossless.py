@@ -12,12 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-
-from ..models.decoder import Decoder
 
 # In logits. bf16 keeps 8 bits: at the usual size of a winning logit, 16..32, neighbours lie 0.125 apart. Between a pass over the whole text
 # and passes over 1 or 4 tokens, the margin of the two best moved by 0.375 at 1 % of 1,936 places of the bundled pairs, by 0.5 at most.
@@ -54,11 +52,17 @@ class Comparison:
 
 
 def compare(
-    verifier: Decoder, prompt_ids: Sequence[int], plain: Sequence[int], speculative: Sequence[int], *, bound: float | None = None
+    verifier: Any,
+    prompt_ids: Sequence[int],
+    plain: Sequence[int],
+    speculative: Sequence[int],
+    *,
+    bound: float | None = None,
 ) -> Comparison:
     """Compare the ids of a plain (k=0) and a speculative output.
 
     Args:
+        verifier: any that `decode.engine.Run` takes.
         bound: logits that a token may lack to the verifier's best; None is `NEAR_TIE_BOUND` of the verifier's dtype.
     """
     limit = NEAR_TIE_BOUND[verifier.dtype] if bound is None else bound
@@ -73,7 +77,7 @@ def compare(
 
 
 @torch.inference_mode()
-def greedy_deficits(verifier: Decoder, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+def greedy_deficits(verifier: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Tensor:
     """How much each of `token_ids` lacks to the best logit at its place, float32 [n], where the verifier reads the text in one pass."""
     tokens = torch.tensor([[*prompt_ids, *token_ids]], device=verifier.device)[:, :-1]
     length = tokens.shape[1]

@@ -97,7 +97,7 @@ class HFVerifier:
         accepted = inspect.signature(self.decoder.forward).parameters
         if "position_ids" not in accepted:
             raise ConfigError(f"{self.name}: its forward takes no position_ids; the decode loop places tokens by them")
-        self.cache_argument = "cache" if "cache" in accepted else "past_key_values"  # as it was called before 5.2x
+        self.cache_argument = "cache" if "cache" in accepted else "past_key_values"  # its name in earlier releases of transformers 5
         if text._attn_implementation not in ("eager", "sdpa"):
             raise ConfigError(
                 f"{self.name}: attn_implementation is {text._attn_implementation!r}; load it with 'sdpa' or 'eager', which take any mask"
@@ -194,6 +194,8 @@ class HFVerifier:
         try:
             plain = self.model(input_ids=tokens, use_cache=False).logits.float()
             pieces = self._in_pieces(tokens, cache, (0, n // 2, n))
+        except torch.OutOfMemoryError:
+            raise
         except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{self.name} does not run over a cache of keys and values by slot: {type(error).__name__}: {error}"
@@ -277,5 +279,5 @@ def _context(name: str, text: Any) -> int:
 def _end_ids(model: Any) -> frozenset[int]:
     """Ids that end an answer, where `generate` finds them."""
     eos = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    eos = model.config.get_text_config(decoder=True).eos_token_id if eos is None else eos
+    eos = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None) if eos is None else eos
     return frozenset([eos] if isinstance(eos, int) else eos or ())
