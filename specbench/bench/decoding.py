@@ -1,0 +1,222 @@
+"""How fast decoding is, and where a round's time goes: `python -m specbench.bench.decoding`.
+
+What enters: a pair, prompts, a plain verifier for transformers' own loop. What leaves: a table of figures and one JSON line; with `--out`,
+a file with provenance. All arms take turns on the same prompts, in an order that rotates, so that ratios are of one run. EOS is ignored:
+every arm writes the same number of tokens. It knows no table of rows: for published acceptance there is `runner`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+from ..decode.draft import EagleDraft, Proposal
+from ..decode.engine import Options, Run
+from ..decode.request import Request
+from ..models.decoder import Decoder
+from ..models.eagle3 import Eagle3
+from ..pair import Checkpoint, Pair
+from .atomic import write_json
+from .floor import context_seconds, round_floor
+from .prompts import Prompt, limit_per_category, load_prompts
+from .provenance import provenance
+
+CONTEXTS = (128, 512, 1024, 2048, 4096)
+VLLM_OVER_TRANSFORMERS = 42 / 24.5  # vLLM 0.32's CPU wheel in bf16 beside transformers, measured once on a machine of this kind
+ASKED_TAU = 2.2
+
+
+class Adversary(EagleDraft):
+    """A real draft at its real cost whose proposals are never right: each is one off."""
+
+    def propose(self, count: int, lengths: Any, longest: int, settings: Any = None) -> Proposal:
+        found = super().propose(count, lengths, longest, settings)
+        return Proposal((found.tokens + 1) % self.draft.config.vocab_size, found.longest)
+
+
+def measure(
+    pair: Pair, prompts: Sequence[Prompt], *, baseline: Checkpoint | None, ks: Sequence[int], batches: Sequence[int], max_new_tokens: int,
+    repeats: int, device: str = "auto", graphs: bool | None = None, contexts: Sequence[int] = CONTEXTS,
+) -> dict[str, Any]:  # fmt: skip
+    """Every figure; see `figures` for their names."""
+    from tqdm.auto import tqdm
+
+    from ..load import load_draft
+    from ..text import encode, load_tokenizer
+    from ..verifier import load_verifier
+
+    verifier = load_verifier(pair, device=device)
+    draft = load_draft(pair, device=device, verifier=verifier)
+    tokenizer = load_tokenizer(verifier)
+    ids = [encode(tokenizer, prompt.turns[0]) for prompt in prompts]
+    arms: dict[str, Callable[[], dict[str, float]]] = {}
+
+    def arm(name: str, k: int, batch: int, adaptive: bool = False, proposer: type[EagleDraft] = EagleDraft) -> None:
+        options = Options(k, batch, adaptive=adaptive, graphs=graphs)
+        arms[name] = lambda: timed(verifier, draft, proposer, ids, options, max_new_tokens)
+
+    for k in sorted({0, *ks}):
+        arm(f"k{k}", k, 1)
+    arm("adaptive", max(ks), 1, adaptive=True)
+    arm("adversary", max(ks), 1, proposer=Adversary)
+    arm("adaptive_adversary", max(ks), 1, adaptive=True, proposer=Adversary)
+    for batch in batches:
+        arm(f"b{batch}_k0", 0, batch)
+        arm(f"b{batch}_k{max(ks)}", max(ks), batch)
+        arm(f"b{batch}_adaptive", max(ks), batch, adaptive=True)
+    if baseline is not None:
+        arms["transformers"] = _transformers(baseline, device, ids, max_new_tokens)
+    rounds: list[dict[str, dict[str, float]]] = []
+    names = list(arms)
+    with tqdm(total=(repeats + 1) * len(arms), desc="decoding") as bar:
+        for turn in range(repeats + 1):
+            found = {}
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                found[name] = arms[name]()
+                bar.update()
+            if turn:  # the first turn warms up
+                rounds.append(found)
+    result: dict[str, Any] = figures(rounds, ks, batches)
+    best = result["best_k"]
+    tau = result[f"k{best}"]["mean_acceptance_length"]
+    result["matmul_floor_ms"] = {f"k{k}": 1e3 * round_floor(verifier, draft, k, tau) for k in sorted({0, best})}
+    result["round_over_floor"] = {k: result[k]["round_ms"] / floor for k, floor in result["matmul_floor_ms"].items()}
+    result["context"] = context_seconds(verifier, best, [c for c in contexts if c + best + 2 <= verifier.config.max_position_embeddings])
+    return result
+
+
+def timed(
+    verifier: Decoder, draft: Eagle3, kind: type[EagleDraft], ids: Sequence[list[int]], options: Options, max_new_tokens: int
+) -> dict[str, float]:
+    """Decode all prompts once.
+
+    Returns:
+        tokens_per_s: all output over the wall clock, prompts included. decode_tokens_per_s: at batch 1, tokens after the first over decode
+        time. mean_acceptance_length; round_ms, draft_ms, verify_ms: means over rounds; other_share: of decode time outside draft and
+        verify; seconds.
+    """
+    requests = [Request(prompt, max_new_tokens, stop_ids=()) for prompt in ids]
+    proposer = kind(draft) if options.num_speculative_tokens else None
+    started = time.perf_counter()
+    run = Run(verifier, proposer, requests, options, draft.aux_layers)
+    for _ in run:
+        pass
+    seconds = time.perf_counter() - started
+    made = run.generations()
+    decode = sum(g.timing.decode_s for g in made)
+    steps = sum(len(g.accepted_per_round) for g in made)
+    drafts = [a for g in made for a, p in zip(g.accepted_per_round, g.proposed_per_round, strict=True) if p]
+    draft_s, verify_s = (sum(getattr(g.timing, name) for g in made) for name in ("draft_s", "verify_s"))
+    other = decode - draft_s - verify_s - sum(g.timing.draft_prefill_s for g in made)
+    return {
+        "tokens_per_s": sum(len(g.token_ids) for g in made) / seconds,
+        "decode_tokens_per_s": sum(len(g.token_ids) - 1 for g in made) / decode,
+        "mean_acceptance_length": 1 + sum(drafts) / len(drafts) if drafts else 1.0,
+        "round_ms": 1e3 * (draft_s + verify_s + other) / steps,
+        "draft_ms": 1e3 * draft_s / steps,
+        "verify_ms": 1e3 * verify_s / steps,
+        "other_share": other / decode,
+        "seconds": seconds,
+    }
+
+
+def _transformers(baseline: Checkpoint, device: str, ids: Sequence[list[int]], max_new_tokens: int) -> Callable[[], dict[str, float]]:
+    from .baseline import TransformersLoop
+
+    loop = TransformersLoop(baseline, device)
+
+    def decode() -> dict[str, float]:
+        rows = [loop.decode(prompt, max_new_tokens) for prompt in ids]
+        return {"decode_tokens_per_s": sum(len(r["token_ids"]) - 1 for r in rows) / sum(r["decode_s"] for r in rows)}
+
+    return decode
+
+
+def figures(rounds: Sequence[dict[str, dict[str, float]]], ks: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
+    """Medians over turns of every arm's figures, and ratios taken within a turn.
+
+    Returns:
+        the arms by name; best_k with best_k_over_k0; ratio_at_asked_tau, what the measured rounds would give at a mean acceptance length of
+        2.2; k0_over_transformers and k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`); adaptive_over_k0, adaptive_adversary_over_k0; per batch
+        k0_over_batch_1 (all tokens over the clock), adaptive_over_k0.
+    """
+    result: dict[str, Any] = {
+        arm: {name: statistics.median(turn[arm][name] for turn in rounds) for name in rounds[0][arm]} for arm in rounds[0]
+    }
+
+    def ratio(above: str, below: str, name: str = "decode_tokens_per_s") -> float:
+        return statistics.median(turn[above][name] / turn[below][name] for turn in rounds)
+
+    over = {k: ratio(f"k{k}", "k0") for k in ks if k}
+    best = max(over, key=lambda k: over[k])
+    result |= {"best_k": best, "best_k_over_k0": over[best], "k_over_k0": {str(k): value for k, value in over.items()}}
+    result["ratio_at_asked_tau"] = statistics.median(ASKED_TAU * turn["k0"]["round_ms"] / turn[f"k{best}"]["round_ms"] for turn in rounds)
+    result["adaptive_over_k0"] = ratio("adaptive", "k0")
+    result["adversary_over_k0"] = ratio("adversary", "k0")
+    result["adaptive_adversary_over_k0"] = ratio("adaptive_adversary", "k0")
+    if "transformers" in result:
+        result["k0_over_transformers"] = ratio("k0", "transformers")
+        result["k0_over_vllm"] = result["k0_over_transformers"] / VLLM_OVER_TRANSFORMERS
+    result["batches"] = {
+        str(b): {
+            "k0_over_batch_1": ratio(f"b{b}_k0", "k0", "tokens_per_s"),
+            f"k{max(ks)}_over_k0": ratio(f"b{b}_k{max(ks)}", f"b{b}_k0", "tokens_per_s"),
+            "adaptive_over_k0": ratio(f"b{b}_adaptive", f"b{b}_k0", "tokens_per_s"),
+        }
+        for b in batches
+    }
+    return result
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run from a shell; prints figures and one JSON line."""
+    parser = argparse.ArgumentParser(prog="python -m specbench.bench.decoding", description="How fast decoding is, and where time goes.")
+    parser.add_argument("--pair", default="w4a16", help="bundled pair")
+    parser.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4])
+    parser.add_argument("--batches", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--per-category", type=int, default=1, help="prompts of each of the eight categories")
+    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--eager", action="store_true", help="record no CUDA graphs")
+    parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--out", type=Path, help="JSON file to write, with provenance")
+    options = parser.parse_args(arguments)
+    from ..bundled import bundled_pair
+
+    pair = bundled_pair(options.pair)
+    prompts = limit_per_category(load_prompts(), options.per_category)
+    baseline = None if options.no_transformers else bundled_pair("bf16").verifier
+    known = provenance(
+        {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
+        {"verifier": pair.verifier, "draft": pair.draft}, prompts,
+    )  # fmt: skip
+    found = measure(
+        pair, prompts, baseline=baseline, ks=options.k, batches=options.batches, max_new_tokens=options.max_new_tokens,
+        repeats=options.repeats, device=options.device, graphs=False if options.eager else None,
+    )  # fmt: skip
+    for name, value in found.items():
+        sys.stdout.write(f"{name:28} {_short(value)}\n")
+    sys.stdout.write(json.dumps(found) + "\n")
+    if options.out:
+        write_json(options.out, {"provenance": known, "figures": found})
+    return 0
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, dict):
+        return "  ".join(f"{k} {_short(v)}" for k, v in value.items())
+    if isinstance(value, list):
+        return " | ".join(_short(v) for v in value)
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
