@@ -46,8 +46,9 @@ def round_floor(verifier: Decoder, draft: Eagle3 | None, k: int, committed: floa
         return total
     inner = [m for layer in draft.layers for m in layer.modules() if isinstance(m, Linear)]
     first = inner if draft.fc is None else [draft.fc, *inner]
-    time_of = lambda layers, rows: matmul_seconds(layers, rows, draft.dtype, draft.device)  # noqa: E731
-    return total + time_of(first, max(1, round(committed))) + (k - 1) * time_of(inner, 1) + k * time_of([draft.lm_head], 1)
+    dtype, device = draft.dtype, draft.device
+    total += matmul_seconds(first, max(1, round(committed)), dtype, device)
+    return total + (k - 1) * matmul_seconds(inner, 1, dtype, device) + k * matmul_seconds([draft.lm_head], 1, dtype, device)
 
 
 @torch.inference_mode()

@@ -97,6 +97,13 @@ class Cache:
         self.length = length
         self.batch = batch
 
+    @classmethod
+    def of(cls, layers: list[LayerCache], batch: int) -> Cache:
+        """The cache made of these layers."""
+        cache = cls.__new__(cls)
+        cache.layers, cache.batch, cache.length = layers, batch, layers[0].kv.shape[2]
+        return cache
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` slots of row `source` over row `target`."""
         for layer in self.layers:

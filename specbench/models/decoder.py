@@ -6,8 +6,9 @@ that an EAGLE-3 draft reads. It does not know text, files, drafts or acceptance.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from ..quant.linear import Linear
 from ..quant.scheme import Scheme
 from .blocks import MLP, Attention, Placed, RMSNorm
 from .cache import Cache, Step
+from .traced import Tracer
 
 SchemeOf = Callable[[str], Scheme | None]
 
@@ -96,6 +98,7 @@ class Decoder(Placed):
         self.layers = nn.ModuleList(Layer(config, f"model.layers.{i}", scheme_of, dtype) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = Linear("lm_head", config.hidden_size, (config.vocab_size,), scheme_of("lm_head"), dtype)
+        self.tracer = Tracer([None], config.num_attention_heads // config.num_key_value_heads)
         self.eos_ids: frozenset[int] = frozenset()
         self.folder: Path | None = None  # where it was loaded from; a tokenizer may lie there
 
@@ -109,8 +112,13 @@ class Decoder(Placed):
         Returns:
             hidden: [B, n, hidden], after the final norm. aux: [B, n, len(aux_layers) * hidden], or None without ids.
         """
+        hidden, *aux = self.tracer.run(partial(self._rows, aux_layers), [tokens], step, cache, aux_layers)
         batch, n = tokens.shape
-        x = self.embed_tokens(tokens.reshape(-1))  # [b * n, hidden]
+        return hidden.view(batch, n, -1), aux[0].view(batch, n, -1) if aux else None
+
+    def _rows(self, aux_layers: tuple[int, ...], tensors: Sequence[Tensor], step: Step, cache: Cache) -> tuple[Tensor, ...]:
+        """The pass itself, over rows [b * n, hidden]."""
+        x = self.embed_tokens(tensors[0].reshape(-1))
         aux = []
         for i, layer in enumerate(self.layers):
             if i in aux_layers:
@@ -121,7 +129,7 @@ class Decoder(Placed):
         hidden = self.norm(x)
         if len(self.layers) + 1 in aux_layers:
             aux.append(hidden)
-        return hidden.view(batch, n, -1), torch.cat(aux, -1).view(batch, n, -1) if aux else None
+        return (hidden, torch.cat(aux, -1)) if aux else (hidden,)
 
 
 def _one_scheme(schemes: set[Scheme | None], fused: str, shards: tuple[str, ...]) -> Scheme | None:

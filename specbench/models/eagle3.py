@@ -11,7 +11,7 @@ fed back is taken before the final norm, after it with `norm_output` (EAGLE 3.1)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +23,7 @@ from ..quant.linear import Linear
 from ..quant.scheme import Scheme
 from .blocks import MLP, Attention, Placed, RMSNorm
 from .cache import Cache, Step
+from .traced import Tracer
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,7 @@ class Eagle3(Placed):
         self.norm = RMSNorm(hidden, eps, dtype)
         self.lm_head: nn.Module = Linear("lm_head", hidden, (config.draft_vocab_size,), edge_scheme("lm_head"), dtype)
         self.d2t = nn.Parameter(torch.empty(config.draft_vocab_size, dtype=torch.int64, device="meta"), requires_grad=False)
+        self.tracer = Tracer(config.windows, config.num_attention_heads // config.num_key_value_heads)
         self.unproposable: Tensor | None = None  # bool [draft_vocab]: ids that the verifier's tokenizer does not have
         self.aux_layers: tuple[int, ...] = ()  # which verifier states it reads; set by the plan
 
@@ -148,10 +150,16 @@ class Eagle3(Placed):
     def forward(self, tokens: Tensor, hidden: Tensor, step: Step, cache: Cache) -> Tensor:
         """Run pairs of (token i + 1, state i). tokens: [B, n] verifier ids; hidden: [B, n, hidden]. Returns states [B, n, hidden]."""
         batch, n = tokens.shape
-        embedded, hidden = self.embed_tokens(tokens.reshape(-1)), hidden.reshape(batch * n, -1)
+        (out,) = self.tracer.run(self._rows, [tokens, hidden], step, cache, None)
+        return out.view(batch, n, -1)
+
+    def _rows(self, tensors: Sequence[Tensor], step: Step, cache: Cache) -> tuple[Tensor]:
+        """The pass itself, over rows [b * n, hidden]."""
+        tokens, hidden = tensors
+        embedded, hidden = self.embed_tokens(tokens.reshape(-1)), hidden.flatten(0, 1)
         for i, layer in enumerate(self.layers):
             hidden = layer(embedded, hidden, step, cache, i)
-        return (self.norm(hidden) if self.config.norm_output else hidden).view(batch, n, -1)
+        return (self.norm(hidden) if self.config.norm_output else hidden,)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores [B, n, draft_vocab] of the token after each pair's, from the states that `forward` returned."""
