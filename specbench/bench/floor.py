@@ -21,8 +21,8 @@ PASSES = 15  # timed, after three that warm up; the median counts
 
 
 @torch.inference_mode()
-def matmul_seconds(layers: Iterable[Linear], rows: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Every product of `layers` once, in their order, over `rows` rows of random activations."""
+def matmul_seconds(layers: Iterable[Any], rows: int, dtype: torch.dtype, device: torch.device) -> float:
+    """Every product of `layers` (`Linear`s) once, in their order, over `rows` rows of random activations."""
     chosen = list(layers)
     inputs = {width: torch.randn(rows, width, dtype=dtype, device=device) for width in {layer.in_features for layer in chosen}}
 
@@ -44,8 +44,8 @@ def round_floor(verifier: Decoder, draft: Eagle3 | None, k: int, committed: floa
     total = matmul_seconds(own, k + 1, verifier.dtype, verifier.device)
     if draft is None or not k:
         return total
-    inner = [m for layer in draft.layers for m in layer.modules() if isinstance(m, Linear)]
-    first = inner if draft.fc is None else [draft.fc, *inner]
+    inner: list[Any] = [m for layer in draft.layers for m in layer.modules() if isinstance(m, Linear)]
+    first: list[Any] = inner if draft.fc is None else [draft.fc, *inner]
     dtype, device = draft.dtype, draft.device
     total += matmul_seconds(first, max(1, round(committed)), dtype, device)
     return total + (k - 1) * matmul_seconds(inner, 1, dtype, device) + k * matmul_seconds([draft.lm_head], 1, dtype, device)

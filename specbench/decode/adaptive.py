@@ -18,6 +18,7 @@ NEW_COST = 0.2  # what a new time weighs against the earlier ones
 FORGET = 0.98  # the same for a place that the round did not propose: what was seen there once is tried again some day
 PRIOR = 0.6, 4.0  # conditional acceptance believed before anything is seen, and the rounds that the belief weighs
 LIKE_BEFORE = 1.0  # rounds that the place before weighs in what is believed of a place
+SPIKE = 1.5
 FIRST = 3  # rounds at k = 0 before anything is tried
 WAIT, LONGEST_WAIT = 8, 256  # rounds between two tries of a draft that does not pay, doubled after each
 
@@ -53,9 +54,9 @@ class AdaptiveK:
     def observe(self, k: int, batch: int, draft_s: float, verify_s: float, accepted: Sequence[int], proposed: Sequence[int]) -> None:
         """A round: its k and times, and for each sequence the accepted and really proposed counts."""
         self.rounds += 1
-        _blend(self.verify, (batch, k + 1), verify_s)
+        verify_s = _blend(self.verify, (batch, k + 1), verify_s)
         if k:
-            _blend(self.draft, (batch, k), draft_s)
+            draft_s = _blend(self.draft, (batch, k), draft_s)
             for place in range(k):
                 reached = [a for a, p in zip(accepted, proposed, strict=True) if a >= place and p > place]
                 if reached:
@@ -96,8 +97,15 @@ class AdaptiveK:
         return verify + (_line({n: s for (b, n), s in self.draft.items() if b == batch}, k, plain / 7, zero=True) if k else 0.0)
 
 
-def _blend(table: dict[tuple[int, int], float], key: tuple[int, int], value: float) -> None:
-    table[key] = value if key not in table else (1 - NEW_COST) * table[key] + NEW_COST * value
+def _blend(table: dict[tuple[int, int], float], key: tuple[int, int], value: float) -> float:
+    """Take a new time into `table` and return it, cut to `SPIKE` times the known one: a pause of the machine, or a shape that was recorded
+    in this very round, is no new price."""
+    if key not in table:
+        table[key] = value
+        return value
+    value = min(value, SPIKE * table[key])
+    table[key] = (1 - NEW_COST) * table[key] + NEW_COST * value
+    return value
 
 
 def _line(points: dict[int, float], at: int, slope: float, zero: bool = False) -> float:
