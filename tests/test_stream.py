@@ -165,7 +165,7 @@ def test_b081_in_the_loop(limit: int, length: int, reason: str) -> None:
 
 @pytest.mark.parametrize("k", [0, 1, 2, 3, 4, 5, 6])
 def test_b082_an_end_token_anywhere_in_a_block(k: int) -> None:
-    """A perfect draft; the token of step 6 ends the text, which is another place of its block for each k. A stream delivers nothing after."""
+    """A perfect draft; the token of step 6 ends the text, another place of its block for each k. A stream delivers nothing after it."""
     table = ranges_table(1, 60, seed=2)
     outputs = table_outputs(table, [Request([5], 20)])
     end = outputs[0][6]
