@@ -106,7 +106,7 @@ class HFVerifier:
         self.layers = _layers(self.name, self.decoder, text.num_hidden_layers)
         embedding = model.get_input_embeddings().weight
         self.device: torch.device = embedding.device
-        self.dtype: torch.dtype = model.get_output_embeddings().weight.dtype
+        self.dtype: torch.dtype = embedding.dtype  # quantizers leave embeddings plain, a head not always
         # a plain one: what a draft borrows are the rows, without the factor that Gemma's own module applies
         self.embed_tokens = nn.Embedding.from_pretrained(embedding.detach())
         self.lm_head = Head(model.get_output_embeddings(), text)
