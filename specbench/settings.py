@@ -128,6 +128,13 @@ def layers(q: Question) -> list[Setting]:
             "layers-unread",
             {q.said(q.dialect.size("num_hidden_layers").key): claimed, "draft tensors: layers.*": indices},
         )
+    act = q.dialect.size("hidden_act")
+    if act.value not in (None, "silu", "swish"):
+        raise q.fail(
+            f"{act.key} is {act.value!r}; EAGLE-3 drafts are computed with 'silu', here as in engines",
+            "activation",
+            {q.said(act.key): act.value},
+        )
     has = {
         "qk_norm": "layers.0.self_attn.q_norm.weight" in tensors,
         "attention_bias": "layers.0.self_attn.q_proj.bias" in tensors,

@@ -84,6 +84,9 @@ def _draft_vocabulary(q: Question, verifier_vocab: int, embedding_rows: int) -> 
             said,
         )
     size = next(iter(known.values()), verifier_vocab)
+    if size > max(verifier_vocab, embedding_rows):
+        said = {f"draft: {k}": v for k, v in known.items()} | {"verifier config.json: vocab_size": verifier_vocab}
+        raise q.fail(f"its draft vocabulary {size} is larger than the verifier's {verifier_vocab}", "vocabulary-sizes", said)
     source = ", ".join(known) or "full vocabulary: neither config.json nor a tensor names a smaller one"
     settings = [Setting("draft_vocab_size", size, f"draft: {source}", verifier_vocab)]
     if head_rows is not None:

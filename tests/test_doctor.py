@@ -20,9 +20,10 @@ from tiny import tiny_draft, tiny_verifier, tiny_w4a16_verifier
 
 import specbench as sb
 from specbench.doctor import findings, pages
-from specbench.doctor.engines import engine_name, engine_policy
+from specbench.doctor.engines import engine_policy
 from specbench.doctor.findings import Finding, Report
 from specbench.doctor.show import report_text
+from specbench.doctor.subject import engine_name
 from specbench.errors import ConfigError
 from specbench.policies import POLICIES
 
@@ -66,6 +67,34 @@ def test_what_an_engine_moves_silently_is_a_warning_once_it_is_named(tiny: Any, 
     report = sb.diagnose(moved, engine="vllm==0.32.0")
     assert report["aux-layers-moved"].severity == "warning" and report.exit_code() == 0 and report.exit_code("warning") == 1
     assert sb.diagnose(moved)["aux-layers-moved"].severity == "info"
+
+
+def test_whom_it_does_not_concern_is_part_of_the_fix(report: Report) -> None:
+    fix = report["quantization-from-verifier"].fix
+    assert "Not affected: vLLM 0.10.2, vLLM 0.11.1" in fix and "vLLM 0.11.0" not in fix.partition("Not affected")[2]
+
+
+def test_what_is_not_known_of_a_release_is_said(pair: Any, tmp_path: Path) -> None:
+    report = sb.diagnose(pair, engine="vllm==0.28.0")
+    assert "embed_tokens" in report["engine-unestablished"].sentence and report["engine-unestablished"].severity == "info"
+    assert "engine-unestablished" not in sb.diagnose(pair, engine="vllm==0.32.0")
+    short = sb.open_pair(pair.verifier.path, draft(tmp_path / "d", {"max_position_embeddings": 16}))
+    assert len(sb.diagnose(short)["positions-short"].affected) == 4
+    assert not sb.diagnose(short, engine="vllm==0.32.0")["positions-short"].affected
+
+
+@pytest.mark.parametrize("options", [{"speculative_config": {"nope": 1}}, {"load_config": {"load_format": "x"}}, {"draft_load_config": 3}])
+def test_wrong_options_are_errors_and_no_findings(pair: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        sb.diagnose(pair.verifier.path, pair.draft.path, **options)
+
+
+def test_the_draft_may_be_named_by_a_speculative_config(pair: Any, tmp_path: Path) -> None:
+    named = sb.diagnose(pair.verifier.path, speculative_config={"model": str(pair.draft.path)})
+    assert named.codes == sb.diagnose(pair).codes and named.draft["name"] == str(pair.draft.path)
+    (tmp_path / "empty").mkdir()
+    unread = sb.diagnose(pair.verifier.path, speculative_config={"model": str(tmp_path / "empty")})
+    assert unread.codes == ("no-config",) and not unread.readable
 
 
 def test_engines_by_name() -> None:

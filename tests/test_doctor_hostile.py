@@ -21,7 +21,7 @@ from specbench.checkpoint.files import HEADER_LIMIT, JSON_LIMIT
 from specbench.doctor.findings import Report
 from specbench.doctor.pages import pages
 
-FUZZ = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+FUZZ = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 VALUES = st.recursive(
     SCALARS | st.sampled_from([0, 1, 2, 3, 8, 64, 128, 256, -1, 10**30, "1", "64", float("inf"), float("nan")]),

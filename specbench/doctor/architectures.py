@@ -10,10 +10,12 @@ the wheels of 0.11.0, 0.11.1, 0.12.0, 0.28.0 and in the sources of 0.32.0; SGLan
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..policies import Policy
-from .subject import Subject
+from ..policies import POLICIES, Policy
+from .findings import Affected
+from .subject import Subject, engine_name
 
 LLAMA, QWEN3 = "llama_eagle3.py", "qwen3_eagle3.py"
 EARLY = {"Eagle3LlamaForCausalLM": LLAMA, "LlamaForCausalLMEagle3": LLAMA}
@@ -26,6 +28,8 @@ LATE = EARLY | {
 REGISTRIES = {"vllm-0.11.0": EARLY, "vllm-0.11.1": EARLY | {"Eagle3Qwen2_5vlForCausalLM": LLAMA}} | dict.fromkeys(
     ("vllm-0.28.0", "vllm-0.30.0", "vllm-0.30.0-mrv2", "vllm-0.31.0", "vllm-0.32.0", "vllm-0.32.0-mrv2"), LATE
 )
+# Releases that size the draft's rotary table by its own max_position_embeddings (issue 48894; raised to the verifier's from 0.28.0 on).
+TABLE_ENDS = ("vllm-0.10.2", "vllm-0.11.0", "vllm-0.11.1", "vllm-0.17.0")
 SGLANG = ("LlamaForCausalLMEagle3",)
 
 
@@ -84,3 +88,11 @@ def _sglang(names: list[str]) -> Lookup:
         f"{asked or 'an absent architecture'} is not {SGLANG[0]}: an ordinary decoder is built, or none, and its parameters do not match"
     )
     return Lookup(asked, problem, "refused", "architecture-unregistered")
+
+
+def table_ends() -> Iterator[Affected]:
+    """Who reads past the end of the draft's rotary table."""
+    sees = "past the draft's max_position_embeddings a crash, or reads out of bounds"
+    why = "issue 48894: the wheels up to 0.17.0 do not raise the draft's max_position_embeddings, 0.28.0 does"
+    for name in TABLE_ENDS:
+        yield Affected(engine_name(POLICIES[name]), name, "ignored", sees, why)

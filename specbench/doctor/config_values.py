@@ -48,6 +48,8 @@ SIZES: dict[str, Test] = {
     "vocab_size": COUNT, "num_hidden_layers": LAYERS, "max_position_embeddings": POSITIONS, "rms_norm_eps": NUMBER, "sliding_window": COUNT,
     "layer_types": TEXTS, "rope_theta": NUMBER, "rope_parameters": OBJECT, "rope_scaling": OBJECT,
 }  # fmt: skip
+# Of a verifier only what rules work with: other sizes may be lists, one entry a layer.
+VERIFIER_SIZES = {key: SIZES[key] for key in ("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings", "rope_theta")}
 DRAFT_ONLY: dict[str, Test] = {"draft_vocab_size": COUNT, "target_hidden_size": COUNT}
 NEEDED = ("hidden_size", "vocab_size", "num_hidden_layers")  # of the verifier, without which no draft can be placed beside it
 # What each scaling of rotary tables cannot do without (transformers modeling_rope_utils).
@@ -70,7 +72,7 @@ def verifier_values(config: Mapping[str, Any]) -> Iterator[Finding]:
         if part.get(key) is None:
             said = {f"verifier config.json: {prefix}{key}": "absent"}
             yield finding("size-missing", f"verifier config.json lacks {prefix}{key}; nothing stands in for it", said)
-    yield from _wrong("verifier", prefix, part, SIZES)
+    yield from _wrong("verifier", prefix, part, VERIFIER_SIZES)
     yield from _rope("verifier", prefix, part)
 
 
@@ -83,6 +85,9 @@ def draft_values(dialect: Dialect) -> Iterator[Finding]:
     for key, found in said.items():
         if found.key is not None and not DRAFT_ONLY[key][0](found.value):
             yield _finding("draft", found.key, found.value, DRAFT_ONLY[key][1])
+    heads, kv_heads = section.get("num_attention_heads"), section.get("num_key_value_heads")
+    if isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads > 0 and heads % kv_heads:
+        yield _finding("draft", f"{prefix}num_key_value_heads", kv_heads, f"a divisor of num_attention_heads {heads}")
     yield from _rope("draft", prefix, section)
 
 

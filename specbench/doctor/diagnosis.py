@@ -7,6 +7,7 @@ What enters: a pair, or what names its sides. What leaves: a `Report`. No weight
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from ..errors import ConfigError
 from ..pair import Checkpoint, Pair
 from ..plan import describe_quantization, dtype_setting, family_setting
 from ..policies import DRAFT, POLICIES, Policy
+from ..speculative import parse_speculative_config
 from .config_values import draft_values, top_values, verifier_values
 from .engines import engine_findings, engine_policy
 from .findings import Finding, Report, ordered
 from .pairing import pairing_findings
-from .reading import duplicate_keys, headers_at_hand, read_pair
+from .reading import CONFLICT, duplicate_keys, headers_at_hand, read_pair
 from .rules import refusal, rule_findings
 from .subject import SIDES, Subject, finding
 from .verifier_files import verifier_findings
@@ -62,11 +64,13 @@ def diagnose(
         opened, names = pair, (pair.verifier.name, pair.draft.name)
     else:
         found_pair, unread = read_pair(pair, draft, options)
-        names = str(pair), str(draft)
+        names = str(pair), str(draft or parse_speculative_config(options.get("speculative_config")).model)
         if found_pair is None:
-            return _report(names, None, None, unread, engine, readable=False)
+            return _report(names, None, None, unread, engine, readable=all(found.code == CONFLICT for found in unread))
         opened = found_pair
     dialect, findings = _checked(opened, policies, engine is not None, values, overrides or {})
+    asked = {policy.name for policy in policies}
+    findings = [replace(found, affected=tuple(one for one in found.affected if one.policy in asked)) for found in findings]
     return _report(names, opened, dialect, findings, engine)
 
 

@@ -19,7 +19,8 @@ from ..policies import POLICIES, Policy
 from ..settings import QUANTIZED_LEAVES
 from .architectures import look_up
 from .findings import Affected, Finding
-from .subject import Subject, finding, place_of
+from .pages import explain
+from .subject import Subject, engine_name, finding, place_of
 
 if TYPE_CHECKING:
     from ..load import Prepared
@@ -69,14 +70,6 @@ class Matter:
     sentence: str
     evidence: dict[str, Any]
     affected: list[Affected] = field(default_factory=list)
-
-
-def engine_name(policy: Policy) -> str:
-    """A policy as people call it: "vLLM 0.30.0 (Model Runner V2)"."""
-    engine, _, release = policy.name.partition("-")
-    release, _, runner = release.partition("-")
-    named = {"vllm": "vLLM", "sglang": "SGLang of mid-2026", "eagle": "EAGLE's own code"}.get(engine, engine)
-    return f"{named} {release}".strip() + (" (Model Runner V2)" if runner == "mrv2" else "")
 
 
 def engine_policy(text: str) -> Policy:
@@ -143,24 +136,25 @@ def engine_findings(subject: Subject, prepared: Prepared, policies: Sequence[Pol
         prepared: the draft as it stands under the policy "draft".
         chosen: the user named the engine, so that what it does is no longer a remark on others: it decides severity.
     """
-    own = Rehearsal(prepared.plan, "loads")
     matters: dict[str, Matter] = {}
-    clean: list[str] = []
     for policy in policies:
         theirs = rehearse(subject, policy)
         found = [
-            *_loading(subject, own, theirs, policy),
+            *_loading(subject, theirs, policy),
             *_settings(subject, prepared.plan, theirs.plan, policy),
             *_architecture(subject, policy),
         ]
         for code, affected, sentence, evidence in found:
             matters.setdefault(code, Matter(sentence, evidence)).affected.append(affected)
-        if not found and not policy.unknown:
-            clean.append(engine_name(policy))
     for code, matter in matters.items():
         failing = code in SILENT or any(a.outcome in ("KeyError", "shape error", "refused") for a in matter.affected)
         severity = "info" if not chosen else "error" if failing else "warning"
-        yield finding(code, matter.sentence, matter.evidence, severity=severity, affected=tuple(matter.affected))
+        fix = explain(code).fix + _unaffected(code, matter.affected, policies)
+        yield finding(code, matter.sentence, matter.evidence, severity=severity, affected=tuple(matter.affected), fix=fix)
+    for policy in policies if chosen else ():
+        if policy.unknown:
+            sentence = f"how {engine_name(policy)} decides {', '.join(policy.unknown)} is not established; taken as under draft"
+            yield finding("engine-unestablished", sentence, {f"policy {policy.name}: not established": ", ".join(policy.unknown)})
 
 
 Found = tuple[str, Affected, str, dict[str, Any]]  # code, who, sentence, evidence
@@ -170,52 +164,55 @@ def _affected(policy: Policy, outcome: str, sees: str, rule: str) -> Affected:
     return Affected(engine_name(policy), policy.name, outcome, sees, policy.evidence.get(rule, policy.summary))
 
 
-def _loading(subject: Subject, own: Rehearsal, theirs: Rehearsal, policy: Policy) -> Iterable[Found]:
-    code, outcome, sees = _verdict(subject, own, theirs)
+def _unaffected(code: str, affected: Sequence[Affected], policies: Sequence[Policy]) -> str:
+    """The releases that were asked about, decide the matter in an established way, and do no harm."""
+    rule = RULE_OF.get(code) or dict(COMPARED.values()).get(code)
+    names = {one.policy for one in affected}
+    good = [engine_name(p) for p in policies if rule and p.name not in names and getattr(p, rule) is not None]
+    return f" Not affected: {', '.join(good)}." if good else ""
+
+
+def _loading(subject: Subject, theirs: Rehearsal, policy: Policy) -> Iterable[Found]:
+    code, outcome, sees = _verdict(subject, theirs, policy)
     if code:
         sentence, evidence = _sentence(subject, code, theirs)
         yield code, _affected(policy, outcome, sees, RULE_OF.get(code, "checks")), sentence, evidence
 
 
-def _verdict(subject: Subject, own: Rehearsal, theirs: Rehearsal) -> tuple[str, str, str]:
+def _verdict(subject: Subject, theirs: Rehearsal, policy: Policy) -> tuple[str, str, str]:
     """Code, outcome and what a user sees; "" for a load like the draft's own."""
-    if theirs.outcome == "loads" and theirs.plan is not None:
-        lost = theirs.corrupted + tuple(name for name in theirs.unfilled if name.rpartition(".")[2] not in ("weight", "bias"))
-        if lost:
-            return "silent-corruption", "silent", f"no error; {len(lost)} tensors hold converted or unfilled values, acceptance near zero"
-        if theirs.unfilled:
-            return (
-                "layers-invented",
-                "silent",
-                f"no error; {len(theirs.unfilled)} parameters keep what memory held, {theirs.unfilled[0]} first",
-            )
-        if theirs.dropped:
-            quantized = any(name.rpartition(".")[2] in QUANTIZED_LEAVES for name in theirs.dropped)
-            code = "quantization-ignored" if quantized else "tensors-dropped"
-            return code, "silent", f"no error; {len(theirs.dropped)} tensors are skipped, {theirs.dropped[0]} first"
-        return "", "", ""
-    sees = {"KeyError": f"KeyError: {theirs.key!r}", "shape error": f"AssertionError: {theirs.key} {theirs.detail}"}.get(
-        theirs.outcome, theirs.detail
-    )
-    return _cause(subject, theirs), theirs.outcome, sees
+    if theirs.outcome != "loads" or theirs.plan is None:
+        told = {"KeyError": f"KeyError: {theirs.key!r}", "shape error": f"AssertionError: {theirs.key} {theirs.detail}"}
+        return _cause(subject, theirs, policy), theirs.outcome, told.get(theirs.outcome, theirs.detail)
+    lost = theirs.corrupted + tuple(name for name in theirs.unfilled if name.rpartition(".")[2] not in ("weight", "bias"))
+    if lost:
+        code = "silent-corruption" if subject.pair.draft.quantization is None else "quantization-ignored"
+        return code, "silent", f"no error; {len(lost)} tensors hold converted or unfilled values, acceptance near zero"
+    if theirs.unfilled:
+        return "layers-invented", "silent", f"no error; {len(theirs.unfilled)} parameters keep what memory held, {theirs.unfilled[0]} first"
+    if theirs.dropped:
+        quantized = any(name.rpartition(".")[2] in QUANTIZED_LEAVES for name in theirs.dropped)
+        code = "quantization-ignored" if quantized else "tensors-dropped"
+        return code, "silent", f"no error; {len(theirs.dropped)} tensors are skipped, {theirs.dropped[0]} first"
+    return "", "", ""
 
 
-def _cause(subject: Subject, theirs: Rehearsal) -> str:
+def _cause(subject: Subject, theirs: Rehearsal, policy: Policy) -> str:
+    """The code of a load that ends."""
+    draft, verifier = subject.pair.draft, subject.pair.verifier
+    inherited = draft.quantization is None and verifier.quantization is not None and policy.layer_quantization == "verifier"
     if theirs.plan is None:
-        moved = {"aux-layers-count": "aux-layers-moved", "aux-layers-range": "aux-layers-moved"}
-        if theirs.code in moved or theirs.code == "load-format-conflict":
-            return moved.get(theirs.code, theirs.code)
-        return (
-            "quantization-from-verifier"
-            if subject.pair.draft.quantization is None and subject.pair.verifier.quantization
-            else "engine-refuses"
-        )
+        if theirs.code in ("aux-layers-count", "aux-layers-range"):
+            return "aux-layers-moved"
+        if theirs.code == "load-format-conflict":
+            return theirs.code
+        return "quantization-from-verifier" if inherited else "engine-refuses"
     parts = theirs.key.split(".")
     if parts[0] == "layers" and parts[1].isdecimal() and int(parts[1]) >= theirs.plan["num_hidden_layers"]:
         return "layers-unbuilt"
-    if subject.pair.draft.quantization is not None:
+    if draft.quantization is not None:
         return "quantization-ignored"
-    return "quantization-from-verifier" if subject.pair.verifier.quantization is not None else "engine-refuses"
+    return "quantization-from-verifier" if inherited else "engine-refuses"
 
 
 def _sentence(subject: Subject, code: str, theirs: Rehearsal) -> tuple[str, dict[str, Any]]:

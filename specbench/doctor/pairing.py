@@ -13,7 +13,7 @@ from ..checkpoint.families import look
 from ..checkpoint.files import read_json
 from ..errors import CheckpointFileError
 from ..pair import Checkpoint
-from .findings import Finding
+from .findings import Affected, Finding
 from .subject import SIDES, Subject, finding, text_part
 
 TOKENIZER = "tokenizer.json"
@@ -29,6 +29,7 @@ def pairing_findings(subject: Subject) -> Iterator[Finding]:
         sentence = "the verifier's config names no dtype; engines take that of its tensors or their default, specbench asks for dtype="
         yield finding("dtype-absent", sentence, {"verifier config.json: dtype": "absent"})
     yield from _tied(subject)
+    yield from _mask(subject)
     yield from _tokenizers(subject)
 
 
@@ -70,19 +71,32 @@ def _tied(subject: Subject) -> Iterator[Finding]:
     head = subject.dialect.tensors.get("lm_head.weight")
     if tied.value and head is not None:
         said = {f"draft config.json: {tied.key}": True, f"draft {head.file.name}: {head.name}": list(head.shape)}
-        yield finding("tied-draft", "the draft's tie_word_embeddings is true, but it stores a head of its own, which is used", said)
+        sentence = "the draft's tie_word_embeddings is true, but it stores a head of its own, which is used"
+        who = Affected("SGLang of mid-2026", "sglang", "ignored", "the embedding is used as head", "llama_eagle3.py honours the flag")
+        yield finding("tied-draft", sentence, said, affected=(who,))
+
+
+def _mask(subject: Subject) -> Iterator[Finding]:
+    mask, own = subject.dialect.tensors.get("t2d"), subject.dialect.size("vocab_size")
+    theirs = text_part(subject.pair.verifier.config)["vocab_size"]
+    if mask is not None and mask.shape[0] not in (theirs, own.value):
+        said = {f"draft {mask.file.name}: {mask.name}": list(mask.shape), "verifier config.json: vocab_size": theirs}
+        sentence = f"t2d has {mask.shape[0]} entries; one for each of the verifier's {theirs} ids is expected"
+        yield finding("vocabulary-sizes", sentence, said, severity="warning")
 
 
 def _tokenizers(subject: Subject) -> Iterator[Finding]:
-    ours = _vocabulary(subject.pair.verifier.path)
     claimed, theirs = subject.dialect.size("vocab_size"), text_part(subject.pair.verifier.config)["vocab_size"]
-    if ours is not None and claimed.value is not None and claimed.value != theirs and len(ours) > claimed.value:
+    padded, draft = claimed.value not in (None, theirs), subject.pair.draft.path / TOKENIZER
+    if not padded and not draft.is_file():
+        return  # reading a tokenizer takes longer than everything else
+    ours = _vocabulary(subject.pair.verifier.path)
+    if ours is not None and padded and len(ours) > claimed.value:
         said = {f"verifier {TOKENIZER}: entries": len(ours), f"draft config.json: {claimed.key}": claimed.value}
         sentence = (
             f"the verifier's tokenizer has {len(ours)} entries, the draft's vocabulary only {claimed.value}: it belongs to another verifier"
         )
         yield finding("tokenizer-too-large", sentence, said)
-    draft = subject.pair.draft.path / TOKENIZER
     if ours is None or not draft.is_file() or draft.read_bytes() == (subject.pair.verifier.path / TOKENIZER).read_bytes():
         return
     own = _vocabulary(subject.pair.draft.path)

@@ -12,28 +12,40 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.hub import HubTensors
+from ..checkpoint.load_config import parse_load_config
 from ..errors import SpecbenchError
 from ..pair import Checkpoint, Pair, open_checkpoint, open_pair
+from ..speculative import parse_speculative_config
 from .findings import Finding
 from .rules import refusal
 from .subject import SIDES, finding
 
+CONFLICT = "options-conflict"  # both sides can be read, but not with these options
+
 
 def read_pair(verifier: str | Path, draft: str | Path | None, options: Mapping[str, Any]) -> tuple[Pair | None, list[Finding]]:
-    """The pair, or None and a finding for each side that cannot be read. `options`: further arguments of `open_pair`."""
+    """The pair, or None and a finding for each side that cannot be read. `options`: further arguments of `open_pair`.
+
+    Raises:
+        ConfigError: an option that says something impossible; that is no matter of files.
+    """
+    config = parse_speculative_config(options.get("speculative_config"))
+    for name in ("load_config", "draft_load_config"):
+        parse_load_config(options.get(name), name)
     try:
         return open_pair(verifier, draft, **options), []
     except SpecbenchError as error:
         first = error
     found = []
-    for side, source, revision in (("verifier", verifier, options.get("revision")), ("draft", draft, options.get("draft_revision"))):
+    revisions = options.get("revision"), options.get("draft_revision", config.revision)
+    for side, source, revision in zip(SIDES, (verifier, draft or config.model), revisions, strict=True):
         if source is None or first.code == "no-draft":
             continue
         try:
             open_checkpoint(source, revision)
         except SpecbenchError as error:
             found.append(refusal(error, lambda place, side=side: f"{side} {place}", "damaged-file"))  # type: ignore[misc]
-    return None, found or [refusal(first, fallback="config-value")]
+    return None, found or [refusal(first, fallback=CONFLICT)]
 
 
 def duplicate_keys(pair: Pair) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from ..errors import ConfigError, SpecbenchError
 from ..plan import brief, quantization_settings
 from ..settings import Question, Setting, fusion, layers, residual, rope, sizes
 from ..vocabulary import vocabulary
+from .architectures import table_ends
 from .findings import Finding
 from .pages import explain
 from .subject import Subject, finding, place_of
@@ -61,7 +62,7 @@ def _noted(subject: Subject, setting: Setting) -> Finding:
         severity = "info"
     if code == "norm-before-residual-absent":
         evidence["draft config.json: norm_before_residual"] = "absent"
-    sentence = (
-        f"{setting.name} is {brief(setting.value)}: {setting.note}" if setting.code in NOTED and setting.note else explain(code).title
-    )
-    return finding(code, sentence, evidence, severity=severity)
+    affected = tuple(table_ends()) if code == "positions-short" else ()
+    noted = setting.code in NOTED and setting.note
+    sentence = f"{setting.name} is {brief(setting.value)}: {setting.note}" if noted else explain(code).title
+    return finding(code, sentence, evidence, severity=severity, affected=affected)

@@ -47,7 +47,8 @@ def _side(side: object) -> str:
     revision = facts.get("revision")
     words = [facts["name"], f"at {revision[:12]}" if revision else "", facts.get("family") or ""]
     quantization = facts.get("quantization")
-    return "  ".join(filter(None, [*words, f"weights: {quantization}" if quantization else ""]))
+    weights = {"none": "plain", None: ""}.get(quantization, quantization)
+    return "  ".join(filter(None, [*words, f"weights: {weights}" if weights else ""]))
 
 
 def _table(findings: tuple[Finding, ...], width: int) -> list[str]:

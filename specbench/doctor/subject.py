@@ -12,7 +12,7 @@ from typing import Any
 from ..checkpoint.families import Dialect
 from ..pair import Checkpoint, Pair
 from ..plan import dtype_setting
-from ..policies import DRAFT
+from ..policies import DRAFT, Policy
 from ..settings import Question
 from .findings import Affected, Finding, evidence_of
 from .pages import explain
@@ -75,3 +75,11 @@ def place_of(subject: Subject, place: str) -> str:
         info = subject.dialect.tensors.get(name) if side == "draft" else subject.pair.verifier.tensors.get(name)
         return place if info is None else f"{side} {info.file.name}: {info.name}"
     return place
+
+
+def engine_name(policy: Policy) -> str:
+    """A policy as people call it: "vLLM 0.30.0 (Model Runner V2)"."""
+    engine, _, release = policy.name.partition("-")
+    release, _, runner = release.partition("-")
+    named = {"vllm": "vLLM", "sglang": "SGLang of mid-2026", "eagle": "EAGLE's own code"}.get(engine, engine)
+    return f"{named} {release}".strip() + (" (Model Runner V2)" if runner == "mrv2" else "")

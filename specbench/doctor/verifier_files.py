@@ -21,6 +21,7 @@ from .findings import Finding
 from .subject import PLAIN_DTYPES, finding, text_part
 
 LAYER = re.compile(r"(?:model\.|model\.language_model\.|language_model\.model\.|language_model\.)layers\.(\d{1,6})\.(.+)")
+OTHER_EXPERTS = re.compile(r"\.experts\.(?!0\.)\d+\.")  # stored as the first one, and there may be ten thousand
 HEADS = ("lm_head", "language_model.lm_head")
 RIDERS = ("mtp.", "model.mtp.", "midlayer.", "eagle.", "draft.", "medusa_head.")  # draft tensors in a verifier's file
 # Model types whose layers hold exactly these, whose head is not tied unless the config says so.
@@ -108,7 +109,7 @@ def _modules(verifier: Checkpoint, whole: bool) -> list[Module]:
     leaves: dict[str, set[str]] = {}
     for name in verifier.tensors:
         module, _, leaf = name.rpartition(".")
-        if (module.endswith("_proj") and LAYER.fullmatch(name)) or module in HEADS:
+        if (module.endswith("_proj") and LAYER.fullmatch(name) and not OTHER_EXPERTS.search(name)) or module in HEADS:
             leaves.setdefault(module, set()).add(leaf)
     return [Module(name, frozenset(found), _dtype(verifier, name, found) if whole else None) for name, found in leaves.items()]
 

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ..checkpoint.files import TensorInfo
 from ..checkpoint.fill import compare
 from ..errors import SpecbenchError
 from ..load_settings import draft_load_config, load_settings
+from ..plan import describe_quantization
 from ..policies import DRAFT
+from ..settings import QUANTIZED_LEAVES
 from .findings import Finding
 from .rules import refusal
-from .subject import SIDES, Subject, finding, place_of
+from .subject import PLAIN_DTYPES, SIDES, Subject, finding, place_of
 
 if TYPE_CHECKING:
     from ..load import Prepared
@@ -51,6 +54,11 @@ def file_findings(subject: Subject) -> Iterator[Finding]:
         yield finding("load-format-conflict", f"load_format {config.load_format!r} finds no weights of the draft, which are {held}", said)
 
 
+def _narrow(name: str, info: TensorInfo) -> bool:
+    """Whether a tensor is there only in packed or scaled formats."""
+    return name.rpartition(".")[2] in QUANTIZED_LEAVES or (name.endswith(".weight") and info.dtype not in PLAIN_DTYPES)
+
+
 def prepared_draft(subject: Subject) -> tuple[Prepared | None, tuple[Finding, ...]]:
     """The draft as its own files build it, on the meta device; None and a reason where they do not."""
     from ..load import prepare
@@ -64,7 +72,17 @@ def prepared_draft(subject: Subject) -> tuple[Prepared | None, tuple[Finding, ..
 
 def tensor_findings(subject: Subject, prepared: Prepared) -> Iterator[Finding]:
     """Stored tensors against parameters: missing, unexpected, other shapes, other kinds of dtype."""
-    for kind, names in compare(prepared.model, prepared.tensors, prepared.borrowed | prepared.computed).items():
+    problems = compare(prepared.model, prepared.tensors, prepared.borrowed | prepared.computed)
+    section, plain = prepared.plan["quantization"], [i for n, i in prepared.tensors.items() if n.endswith("_proj.weight")]
+    if section and any(problems.values()) and not any(_narrow(name, info) for name, info in prepared.tensors.items()):
+        declared = describe_quantization(section)
+        sentence = f"the draft declares {declared}, but stores plain weights only: config or weights are another model's"
+        held = {place_of(subject, f"draft tensors: {info.name}"): f"{info.dtype} {list(info.shape)}" for info in plain[:1]}
+        said = {f"draft {subject.pair.draft.quantization_source}": declared, **held}
+        fix = "Remove quantization_config from the draft's config.json (and hf_quant_config.json), if the weights are meant to be plain."
+        yield finding("quantization-contradicted", sentence, said, fix=fix)
+        return
+    for kind, names in problems.items():
         if names:
             listed = "; ".join(f"{name}{said}" for name, said in list(names.items())[:SHOWN])
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
