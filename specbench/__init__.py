@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .doctor.diagnosis import diagnose as diagnose
     from .failure_atlas import atlas as atlas
     from .load import load_draft as load_draft
+    from .page import report as report
     from .pair import open_pair as open_pair
     from .plan import resolve as resolve
     from .text import generate as generate
@@ -34,6 +35,7 @@ _HOMES = {
     "stream": "text",
     "benchmark": "bench.runner",
     "load_runs": "bench.records",
+    "report": "page",
 }
 _MODULES = ("plots",)
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "load_verifier",
     "open_pair",
     "plots",
+    "report",
     "resolve",
     "stream",
 ]

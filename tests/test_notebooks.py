@@ -175,6 +175,9 @@ def test_04_measures_acceptance_of_both_verifiers(tmp_path: Path, inputs: dict[s
     assert set(run.facts) == {f"mean_acceptance_length_{name}_k{k}" for name in ("fp32", "w4a16") for k in (1, 3)}
     assert set(pd.read_csv(tmp_path / "by_category.csv").category) == {"math", "stem"}
     assert set(pd.read_csv(tmp_path / "per_position.csv").position) == {1, 2, 3}
+    shorter = pd.read_csv(tmp_path / "read_off.csv")
+    assert len(shorter) == 2 * 3 and shorter.read_off.between(1, 4).all() and shorter[shorter.k != 2].measured.notna().all()
+    assert "data:image/svg+xml" in (tmp_path / "summary.html").read_text(encoding="utf-8")
     assert figures(tmp_path) == {"acceptance", "acceptance_by_category", "per_position"}
 
 
@@ -192,13 +195,23 @@ def test_06_draws_what_each_load_did(tmp_path: Path, inputs: dict[str, Any]) -> 
 
 @pytest.mark.notebook
 def test_05_measures_speed_against_its_own_baseline(tmp_path: Path, inputs: dict[str, Any]) -> None:
-    run = execute("05_throughput", tmp_path, inputs, num_speculative_tokens=[0, 2], repeats=1, formats=[])
-    summary = pd.read_csv(tmp_path / "summary.csv").set_index(["verifier_format", "k"])
+    chosen = {"num_speculative_tokens": [0, 2], "repeats": 1, "formats": [], "prompt_lookup": 3}
+    run = execute("05_throughput", tmp_path, inputs, **chosen)
+    table = pd.read_csv(tmp_path / "summary.csv")
+    other = table[table.engine == "transformers"].set_index("decoding")
+    assert set(other.index) == {"generate", "prompt lookup"} and set(other.verifier_format) == {"fp32"}, "labelled, on the reference"
+    assert (other.decode_tokens_per_second > 0).all() and other.k["prompt lookup"] == 3 and round(other.speedup["generate"], 9) == 1
+    summary = table[table.engine == "specbench"].set_index(["verifier_format", "k"])
     assert set(summary.index) == {("fp32", 0), ("fp32", 2), ("w4a16", 0), ("w4a16", 2)}
     assert (summary.decode_tokens_per_second > 0).all() and summary.speedup.xs(0, level="k").round(9).eq(1).all()
+    assert (summary[["ttft_s", "inter_token_latency_s", "peak_memory_bytes"]] > 0).all(axis=None)
     shares = summary[["draft_share", "verify_share", "other_share"]]
     assert shares.sum(axis=1).round(6).eq(1).all() and (shares.draft_share.xs(2, level="k") > 0).all()
-    assert set(run.facts) == {"speedup_fp32_k2", "speedup_w4a16_k2"}
+    costs = pd.read_csv(tmp_path / "cost_model.csv")
+    assert list(costs.k) == [2, 2] and costs.verdict.str.match("faster|slower|no faster").all() and costs.predicted_speedup.gt(0).all()
+    assert set(pd.read_csv(tmp_path / "steps.csv").role) == {"verifier", "draft"}
+    assert set(run.facts) == {"speedup_fp32_k2", "speedup_w4a16_k2", "speedup_prompt_lookup_fp32_k3"}
+    assert "prompt lookup" in (tmp_path / "summary.html").read_text(encoding="utf-8")
     assert figures(tmp_path) == {"throughput", "speedup", "time_share"}
 
 

@@ -38,7 +38,8 @@ def summarize(table: pd.DataFrame, by: Sequence[str] | None = None, *, seed: int
         mean_acceptance_length (bonus counted, over drafts) with _low and _high, mean_acceptance_length_over_prompts (bonus counted) with
         _low and _high, mean_accepted_tokens (bonus not counted, over drafts), draft_acceptance_rate (over proposed tokens; for a tree that
         of its longest paths), node_acceptance_rate (over tokens that the verifier scored);
-        and those of `speed.speed_figures`.
+        those of `speed.speed_figures`; predicted_speedup (see `cost_model`);
+        decoding, in words: "plain" or who proposed; for transformers "generate" or "prompt lookup".
 
     Raises:
         DataError: columns are missing.
@@ -52,7 +53,7 @@ def summarize(table: pd.DataFrame, by: Sequence[str] | None = None, *, seed: int
     def figures(group: pd.DataFrame) -> dict[str, Any]:
         ok = group[group.status == "ok"]
         out = {**_acceptance(ok, seed), **speed_figures(ok, seed), "num_failed": len(group) - len(ok)}
-        return out | _predicted(out)
+        return out | _predicted(out) | {"decoding": _decoding(group)}
 
     rows = [dict(zip(by, key, strict=True)) | figures(group) for key, group in paired.groupby(list(by), sort=True, dropna=False)]
     return pd.DataFrame(rows, columns=[*by, *figures(paired.iloc[:0])])
@@ -64,6 +65,22 @@ def grouping(table: pd.DataFrame) -> tuple[str, ...]:
     groups = table.groupby(list(BY), dropna=False)
     varied = [name for name in CONDITIONS if name in table.columns and (groups[name].nunique(dropna=False) > 1).any()]
     return (*BY, *varied)
+
+
+def facts(summary: pd.DataFrame, figure: str) -> dict[str, float]:
+    """A figure of every configuration that speculates and has it, by a name that tells them apart: "speedup_w4a16_k3"."""
+    varied = [name for name in CONDITIONS if name in summary.columns and summary[name].nunique(dropna=False) > 1]
+    found = {}
+    for row in summary[(summary.k > 0) & summary[figure].notna()].to_dict("records"):
+        words = [
+            figure,
+            *([row["decoding"].replace(" ", "_")] if row["engine"] != "specbench" else []),
+            row["verifier_format"],
+            f"k{row['k']}",
+        ]
+        words += [f"{name}_{row[name]}".replace(" ", "_") for name in varied if row[name] == row[name]]
+        found["_".join(map(str, words))] = float(row[figure])
+    return found
 
 
 def with_context(table: pd.DataFrame, edges: Sequence[int] = CONTEXT_EDGES) -> pd.DataFrame:
@@ -151,6 +168,13 @@ def _predicted(out: dict[str, Any]) -> dict[str, Any]:
     """Speedup that acceptance and the parts of a round predict, beside the measured one."""
     cost = out["verify_cost"] + out["draft_cost"]
     return {"predicted_speedup": out["mean_acceptance_length"] / cost if cost > 0 else np.nan}
+
+
+def _decoding(group: pd.DataFrame) -> str:
+    if not len(group) or "proposer" not in group:
+        return ""
+    first = group.iloc[0]
+    return str(first.proposer) or ("generate" if first.engine == "transformers" else "plain")
 
 
 def _draft_sums(accepted: list[list[int]], proposed: list[list[int]]) -> metrics.Array:
