@@ -83,7 +83,8 @@ def _found(table: pd.DataFrame) -> list[str]:
     same = ", ".join(f"{name} {summary[name].iloc[0]}" for name in keys if name not in varied)
     parts += [f"<p>The same everywhere: {html.escape(same)}.</p>"] if same else []
     for heading, columns in TABLES.items():
-        parts += [f"<h2>{heading}</h2>", _table(_shown(summary, varied, columns))]
+        shown = ["decoding", *(name for name in varied if name not in ("engine", "proposer"))]
+        parts += [f"<h2>{heading}</h2>", _table(_shown(summary, shown, columns))]
     parts += _figures(table)
     expected = read_off(table)
     expected = expected[expected.measured.notna() & (expected.k < expected.longest_k)]
