@@ -43,11 +43,12 @@ from doctored import (
     without,
     zero_map,
 )
-from stored import BY_NAME, Case, fp8
+from stored import BY_NAME, GROUP32, INT4, Case, ct, fp8, gptq, pack_quantized, shuffled_order
 from tiny import VOCAB, tiny_draft, tiny_verifier, verifier_config, verifier_tensors, write
 
 import specbench as sb
 from specbench.doctor.findings import Report
+from specbench.errors import ConfigError
 
 ONLY_SAFETENSORS = {"load_format": "safetensors"}
 
@@ -72,6 +73,18 @@ class Reported:
     also: tuple[str, ...] = ()  # further codes above info
 
 
+EIGHT_BITS = Case(
+    "head", ct("pack-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}), lambda w: pack_quantized(w, 8, w.shape[1])
+)
+EIGHT_BITS.section.update(ignore=[])
+EIGHT_BITS.section["config_groups"]["group_0"]["targets"] = ["re:.*lm_head"]
+LAYERS_ALONE = Case("layers", ct("pack-quantized", INT4 | GROUP32), lambda w: pack_quantized(w, 4, 32))
+LAYERS_ALONE.section["config_groups"]["group_0"]["targets"] = ["re:.*mlp.*", "re:.*self_attn.*"]
+REORDERED = Case(
+    "order", BY_NAME["GPTQ desc_act"].section | {"modules_in_block_to_not_quantize": ["fc"]},
+    lambda w: gptq(w, 32, 1, 4, shuffled_order(w.shape[1], 32)),
+)  # fmt: skip
+
 CASES = (
     Reported("B001", {"architecture-unknown": ("warning", "Qwen3ForCausalLM"), "architecture-rewritten": ("info", "vLLM 0.32.0", "q_norm"),
         "architecture-unregistered": ("info", "SGLang")},
@@ -94,6 +107,7 @@ CASES = (
     Reported("B010 absolute", {"map-invalid": ("error", "ids, not offsets")}, absolute_map, options={"values": True}),
     Reported("B011", {"vocabulary-sizes": ("error", "draft_vocab_size in config.json 64", "rows of lm_head 64", "entries of d2t 50", "t2d")}, short_map),
     Reported("B013 a", {"layer-count": ("warning", "8", "1"), "layers-invented": ("info", "vLLM 0.32.0")}, changed(num_hidden_layers=8)),
+    Reported("B013 b", {"layers-unbuilt": ("info", "vLLM 0.11.0")}, lambda f: write(f, speculators(Shape(layers=2)), canonical_tensors(Shape(layers=2)))),
     Reported("B013 c", {"layers-unread": ("error", "layers.1")}, two_layers),
     Reported("B014 a decoder", {"not-eagle3": ("error", "fc.weight")}, lambda f: tiny_verifier(f, layers=1)),
     Reported("B015 missing", {"missing-shard": ("error", "model-00002-of-00003.safetensors")}, verifier=damaged("missing")),
@@ -105,6 +119,7 @@ CASES = (
     Reported("B017 both", {"tied-flag": ("warning", "lm_head.weight")}, verifier=both_heads),
     *(Reported(f"B018 {key} {bias}", {} if key in (None, bias) else {"switch-contradicted": ("warning", "eagle_fc_bias")},
         changed(Shape(fc_bias=bias), eagle_fc_bias=key)) for key in (True, False, None) for bias in (True, False)),
+    Reported("B019 one rotary base", {}, changed(rope_theta=5e5), lambda f: tiny_verifier(f, rope_theta=5e5)),
     Reported("B019 no ids", {"aux-layers-guessed": ("warning", "eagle_aux_hidden_state_layer_ids")},
         lambda f: write(f, speculators(Shape(), eagle_aux_hidden_state_layer_ids=None), canonical_tensors(Shape()))),
     Reported("B019 full vocabulary", {"map-identity": ("info",)}, changed(Shape(draft_vocab=VOCAB, maps=False))),
@@ -119,18 +134,24 @@ CASES = (
     Reported("B025", {"quantization-ignored": ("info", "vLLM 0.11.0", "vLLM 0.10.2")},
         lambda f: quantized_draft(f, Case("x", {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": []}, lambda w: fp8(w, "tensor", static=True, scalar=True)),
             modules=lambda n: n.endswith("_proj") or n == "fc")),
+    Reported("B026", {"quantization-ignored": ("info", "vLLM 0.11.0", "lm_head.weight_packed")}, lambda f: quantized_draft(f, EIGHT_BITS, modules=lambda n: n == "lm_head")),
+    Reported("B029", {"quantization-ignored": ("info", "vLLM 0.11.0")}, lambda f: quantized_draft(f, LAYERS_ALONE)),
     Reported("B030", {}, verifier=regular_ignore),
     Reported("B030 literal", {"quantization-contradicted": ("error", "self_attn")}, verifier=literal_ignore),
     Reported("B032", {"foreign-tensors": ("info", "mtp.")}, verifier=with_riders),
     Reported("B034", {}, verifier=lambda f: quantized_verifier(f, "GPTQ v1"), options={"speculative_config": {"quantization": "none"}}),
     Reported("B034 packed", {"quantization-request": ("error", "'none' was asked for", "qweight")},
         lambda f: quantized_draft(f, "GPTQ v1"), options={"speculative_config": {"quantization": "none"}}),
+    Reported("B035", {"quantization-ignored": ("info", "KeyError", "down_proj.g_idx", "gptq")}, lambda f: quantized_draft(f, REORDERED)),
     Reported("B036 null", {"quantization-empty": ("info", "hf_quant_config.json")}, empty_quantization({"quant_algo": None, "kv_cache_quant_algo": None})),
     Reported("B036 empty", {"quantization-empty": ("info", "hf_quant_config.json")}, empty_quantization({})),
     Reported("B037", {"quantization-from-verifier": ("info", "NVFP4", "AssertionError")}, verifier=lambda f: quantized_verifier(f, "ModelOpt NVFP4")),
     Reported("B037 lying", {"quantization-contradicted": ("error", "modelopt-fp8", "U8")}, verifier=lying_modelopt),
     Reported("B041", {"quantization-undeclared": ("error", "56 modules", "weight_packed")}, verifier=lambda f: quantized_verifier(f, "W4A16", {})),
     Reported("B041 in the draft", {"quantization-undeclared": ("error", "weight_packed")}, lambda f: quantized_draft(f, "W4A16", {})),
+    Reported("B042 unset", {}), Reported("B042 none", {}, options={"speculative_config": {"quantization": "none"}}),
+    Reported("B042 as the verifier", {"quantization-request": ("error", "'awq'", "declares none")},
+        verifier=lambda f: quantized_verifier(f, "AWQ"), options={"overrides": {"quantization": "verifier"}}),
     Reported("B043", {"kv-cache-quantized": ("info", "float")}, verifier=lambda f: quantized_verifier(f, "FP8 channel",
         {**BY_NAME["FP8 channel"].section, "kv_cache_scheme": {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}})),
     Reported("B044", {"verifier-head-quantized": ("info", "lm_head"), "head-borrowed": ("info",)},
@@ -220,6 +241,11 @@ def test_b014_no_draft_at_all(which: str, tmp_path: Path) -> None:
     folder = plain(tmp_path / "v")
     report = sb.diagnose(folder, None if which == "none" else folder)
     assert report.codes == ("no-draft",) and report.exit_code() == 2
+
+
+def test_b048_a_tensor_parallel_draft_is_refused_by_the_option(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size"):
+        sb.diagnose(plain(tmp_path / "v"), right(tmp_path / "d"), speculative_config={"draft_tensor_parallel_size": 2})
 
 
 def test_b023_every_format_beside_the_tiny_draft_is_named(tmp_path: Path) -> None:
