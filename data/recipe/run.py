@@ -12,6 +12,7 @@ import json
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,14 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
     (("templates",), Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.4, save_minutes=5)),
     (("templates",), Settings(epochs=1, matrix_lr=2e-3, first_step_only=1.0, hold=0.99, warmup=10, save_minutes=5)),
     (("templates", "templates-w4a16"), Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.3, warmup=5, save_minutes=5)),
-)
+    (
+        ("own-bf16", "own-w4a16", "templates"),
+        Settings(
+            epochs=2, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3, target_temperature=0.7,
+            reachable_only=True, save_minutes=6,
+        ),
+    ),
+)  # fmt: skip
 
 
 def within(minutes: float) -> Callable[[], bool]:
@@ -99,6 +107,7 @@ def main() -> None:
     weights, begin_from = Verifier(bundled_verifier("bf16"), given.device), None
     for number, (folders, settings) in enumerate(STAGES, 1):
         out = given.work / f"stage-{number}"
+        settings = replace(settings, minutes=min(settings.minutes, given.minutes))
         if not (out / "training.json").exists():
             train(weights, [given.work / name for name in folders], out, settings, begin_from)
         begin_from = out
