@@ -7,21 +7,12 @@ categories. The same seed always gives the same list in the same order.
 Does not know: the verifier, its chat template or tokenizer, the answers, and the
 evaluation prompts (``tests/test_prompt_data.py`` checks that the two do not meet).
 """
-
 import random
 from collections.abc import Callable
 
 # How many prompts each category contributes.
-QUOTA = {
-    "writing": 1680,
-    "roleplay": 1680,
-    "reasoning": 1680,
-    "math": 1680,
-    "coding": 3000,
-    "extraction": 1680,
-    "stem": 1680,
-    "humanities": 1680,
-}
+QUOTA = {"writing": 1680, "roleplay": 1680, "reasoning": 1680, "math": 1680,
+         "coding": 3000, "extraction": 1680, "stem": 1680, "humanities": 1680}
 
 
 def _table(text: str) -> list[str]:
@@ -89,14 +80,9 @@ character. {a}|Let us play a game: you are {p} and I am a visitor. {a}|Speak to 
 
 # reasoning
 ORDERINGS = _table("older|taller|faster|richer|heavier|stronger|louder|happier")
-GROUPS = {
-    "fruits": "apple|banana|cherry|mango|pear|grape",
-    "tools": "hammer|saw|drill|wrench|pliers|chisel",
-    "animals": "horse|tiger|rabbit|goat|wolf|otter",
-    "vehicles": "truck|tram|bicycle|scooter|ferry|van",
-    "clothes": "scarf|jacket|glove|sock|hat|skirt",
-    "instruments": "violin|flute|drum|trumpet|harp|cello",
-}
+GROUPS = {"fruits": "apple|banana|cherry|mango|pear|grape", "tools": "hammer|saw|drill|wrench|pliers|chisel",
+          "animals": "horse|tiger|rabbit|goat|wolf|otter", "vehicles": "truck|tram|bicycle|scooter|ferry|van",
+          "clothes": "scarf|jacket|glove|sock|hat|skirt", "instruments": "violin|flute|drum|trumpet|harp|cello"}
 DECISIONS = _table("""renting or buying a home|a cat or a dog as a pet|tea or coffee in the morning|a train or a plane
 for a short trip|cooking or ordering dinner|studying alone or in a group|a laptop or a tablet for a student|a big city
 or a small town|paper books or e-books|an early shift or a late shift|a gym or running outside|a used car or a new
@@ -211,7 +197,7 @@ title.|Rewrite this text in simple words for a child.|Who is mentioned, and what
 does this happen?|Turn this text into a short email.|Rewrite the text in the present tense.|Write a table with the
 columns who, what and when.|Find the most important sentence and explain why.|Shorten this text to half its length.|Is
 the tone positive, negative or neutral? Explain.|List all nouns in the first sentence.""")
-EXTRACT_FORMS = _table('{q} {x}|Text: {x} Task: {q}|Read this passage. {x} {q}|{q} Here is the text: "{x}"')
+EXTRACT_FORMS = _table("{q} {x}|Text: {x} Task: {q}|Read this passage. {x} {q}|{q} Here is the text: \"{x}\"")
 
 # stem and humanities
 STEM_TOPICS = _table("""gravity|photosynthesis|electric current|the water cycle|plate tectonics|black holes|DNA
@@ -268,7 +254,8 @@ def _fill(forms: list[str], **tables: list[str]) -> list[str]:
 def _writing(rng: random.Random) -> list[str]:
     emails = _fill(EMAILS, d=DAYS, n=NAMES[:8])
     out = rng.sample(_fill(_fill(EMAIL_FORMS, e=list(dict.fromkeys(emails)))), 330)
-    return out + rng.sample([f"{a} {s}".strip() for a in _fill(WRITING_FORMS, t=WRITING_TOPICS) for s in WRITING_STYLES], 1700)
+    return out + rng.sample([f"{a} {s}".strip() for a in _fill(WRITING_FORMS, t=WRITING_TOPICS)
+                             for s in WRITING_STYLES], 1700)
 
 
 def _roleplay(rng: random.Random) -> list[str]:
@@ -283,30 +270,16 @@ def _reasoning(rng: random.Random) -> list[str]:
     for _ in range(520):
         a, b, c, d = rng.sample(NAMES, 4)
         word = rng.choice(ORDERINGS)
-        out.append(
-            f"{a} is {word} than {b}. {b} is {word} than {c}. "
-            + rng.choice(
-                (
-                    f"Is {a} {word} than {c}?",
-                    "Put the three people in order and explain.",
-                    f"{d} is {word} than {a}. Who comes last?",
-                    f"What do we know about {a} and {c}?",
-                )
-            )
-        )
+        out.append(f"{a} is {word} than {b}. {b} is {word} than {c}. " + rng.choice((
+            f"Is {a} {word} than {c}?", "Put the three people in order and explain.",
+            f"{d} is {word} than {a}. Who comes last?", f"What do we know about {a} and {c}?")))
     for _ in range(420):
         one, two = rng.sample(sorted(GROUPS), 2)
         words = rng.sample(_table(GROUPS[one]), 3) + rng.sample(_table(GROUPS[two]), 1)
         rng.shuffle(words)
-        out.append(
-            rng.choice(
-                (
-                    "Which word does not belong: {}? Explain why.",
-                    "Find the odd one out: {}.",
-                    "Sort these words into two groups and name the groups: {}.",
-                )
-            ).format(", ".join(words))
-        )
+        out.append(rng.choice(("Which word does not belong: {}? Explain why.", "Find the odd one out: {}.",
+                               "Sort these words into two groups and name the groups: {}."))
+                   .format(", ".join(words)))
     return out
 
 
@@ -315,11 +288,8 @@ def _math(rng: random.Random) -> list[str]:
     for _ in range(2400):
         n, m = rng.sample(NAMES, 2)
         a, b, c = rng.randint(12, 60), rng.randint(6, 40), rng.randint(2, 12)
-        out.append(
-            rng.choice(MATH).format(
-                n=n, m=m, a=a, b=b, c=c, d=10 * rng.randint(8, 60), e=rng.randint(2, 7), f=a + c, g=a + 2 * c, w=rng.choice(DAYS)
-            )
-        )
+        out.append(rng.choice(MATH).format(n=n, m=m, a=a, b=b, c=c, d=10 * rng.randint(8, 60), e=rng.randint(2, 7),
+                                           f=a + c, g=a + 2 * c, w=rng.choice(DAYS)))
     return out
 
 
@@ -336,16 +306,8 @@ def _extraction(rng: random.Random) -> list[str]:
     out = []
     for _ in range(1900):
         n, m = rng.sample(NAMES, 2)
-        text = rng.choice(PASSAGES).format(
-            n=n,
-            m=m,
-            c=rng.choice(CITIES),
-            j=rng.choice(JOBS),
-            d=rng.choice(DAYS),
-            o=rng.choice(MONTHS),
-            a=rng.randint(12, 95),
-            k=rng.randint(2, 9),
-        )
+        text = rng.choice(PASSAGES).format(n=n, m=m, c=rng.choice(CITIES), j=rng.choice(JOBS), d=rng.choice(DAYS),
+                                           o=rng.choice(MONTHS), a=rng.randint(12, 95), k=rng.randint(2, 9))
         out.append(rng.choice(EXTRACT_FORMS).format(q=rng.choice(EXTRACT_ASKS), x=text))
     return out
 
@@ -354,15 +316,9 @@ def training_prompts(seed: int = 0) -> list[dict[str, str]]:
     """All training prompts, distinct and in an order fixed by seed."""
     rng = random.Random(seed)
     makers: dict[str, Callable[[random.Random], list[str]]] = {
-        "writing": _writing,
-        "roleplay": _roleplay,
-        "reasoning": _reasoning,
-        "math": _math,
-        "coding": _coding,
-        "extraction": _extraction,
-        "stem": lambda r: _fill(STEM_FORMS, t=STEM_TOPICS),
-        "humanities": lambda r: _fill(HUM_FORMS, t=HUM_TOPICS),
-    }
+              "writing": _writing, "roleplay": _roleplay, "reasoning": _reasoning, "math": _math, "coding": _coding,
+              "extraction": _extraction, "stem": lambda r: _fill(STEM_FORMS, t=STEM_TOPICS),
+              "humanities": lambda r: _fill(HUM_FORMS, t=HUM_TOPICS)}
     rows: list[dict[str, str]] = []
     seen: set[str] = set()
     for category, quota in QUOTA.items():
