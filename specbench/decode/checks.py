@@ -5,10 +5,12 @@ What enters: a verifier, a draft and requests. What leaves: nothing, or an error
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
+from .draft import EagleDraft
 
 if TYPE_CHECKING:
     from .draft import Proposer
@@ -45,5 +47,19 @@ def check(verifier: Any, proposer: Proposer | None, requests: Sequence[Request],
         raise ConfigError("an EAGLE-3 draft reads auxiliary states of the verifier; pass aux_layers=draft.aux_layers")
     if options.draft_sampling not in ("greedy", "probabilistic"):
         raise ConfigError(f"draft_sampling is {options.draft_sampling!r}; expected 'greedy' or 'probabilistic'")
+    if k and isinstance(proposer, EagleDraft):
+        _warn_of_devices(verifier, proposer)
     if getattr(proposer, "tree", None) is not None and (options.draft_sampling != "greedy" or options.adaptive):
         raise ConfigError("a tree proposes the draft's best tokens in one shape; draft_sampling must be 'greedy' and adaptive False")
+
+
+def _warn_of_devices(verifier: Any, proposer: EagleDraft) -> None:
+    """Output does not depend on it, but the gain does."""
+    devices = {str(p.device) for name, p in proposer.draft.named_parameters() if not name.startswith("embed_tokens.")}
+    if devices != {str(verifier.device)}:
+        size = proposer.width * verifier.dtype.itemsize
+        warnings.warn(
+            f"the draft lies on {', '.join(sorted(devices))} and the verifier on {verifier.device}: every committed token takes {size} "
+            "bytes of states from one to the other, and every proposal waits for it; load both on one device",
+            stacklevel=4,
+        )

@@ -37,6 +37,11 @@ class Proposal:
     drawn_from: Tensor | None = None
     targets: Tensor | None = None
 
+    def to(self, device: torch.device) -> Proposal:
+        """The same on `device`."""
+        parts = (self.parents, self.depths, self.drawn_from, self.targets)
+        return Proposal(self.tokens.to(device), self.longest, *(None if t is None else t.to(device) for t in parts))
+
 
 class Proposer(Protocol):
     """What the decode loop needs from a draft. Every id is the verifier's; rows are the batch's."""
@@ -81,11 +86,18 @@ class EagleDraft:
     ) -> None:
         assert aux is not None, "the loop refuses an EAGLE-3 draft without states"
         batch, n = tokens.shape
+        tokens, aux, positions, last = (t.to(self.draft.device) for t in (tokens, aux, positions, last))
         step = self.draft.step(positions, limit, row=row, masked=batch > 1 or n > 1, causal=causal)
         hidden = self.draft(tokens, self.draft.fuse(aux), step, self.cache)
         self.hidden[row : row + batch] = hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[2]))
 
     def propose(self, count: int, lengths: Tensor, longest: int, settings: Settings | None = None) -> Proposal:
+        home, device = lengths.device, self.draft.device
+        if home == device:
+            return self._propose(count, lengths, longest, settings)
+        return self._propose(count, lengths.to(device), longest, None if settings is None else settings.to(device)).to(home)
+
+    def _propose(self, count: int, lengths: Tensor, longest: int, settings: Settings | None) -> Proposal:
         batch = lengths.shape[0]
         if self.tree is not None:
             return Proposal(*grow(self.draft, self.cache, self.hidden[:batch], lengths, longest, self.tree))

@@ -23,6 +23,7 @@ from .checks import check
 from .clock import StageClock
 from .draft import EagleDraft, Proposal, Proposer
 from .graphs import Graphs
+from .invariants import check_invariants
 from .memory import check_fits
 from .prefill import prefill
 from .request import FinishReason, Generation, Logprob, Request, Timing, Update
@@ -38,13 +39,15 @@ PROMPT_AREA = 8192  # tokens, padding counted, that a prompt pass over several s
 class Options:
     """How to decode. num_speculative_tokens: k, 0 is the verifier alone. batch_size: sequences at a time. draft_sampling: "greedy" proposes
     the draft's best tokens at any temperature (as vLLM does by default), "probabilistic" draws them. adaptive: choose k per round, up to
-    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them and the verifier is known to bear it."""
+    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them and the verifier is known to bear it. check: hold
+    every round to `invariants`, at the price of reading the whole text again."""
 
     num_speculative_tokens: int = 3
     batch_size: int = 1
     draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
     adaptive: bool = False
     graphs: bool | None = None
+    check: bool = False
 
 
 class Run:
@@ -96,7 +99,8 @@ class Run:
         vocab = self.verifier.config.vocab_size
         self.rows = Rows.empty(rows, length, width, self.block, vocab, penalised, self.verifier.dtype, self.verifier.device)
         wanted = getattr(self.verifier, "captures", True) if self.options.graphs is None else self.options.graphs
-        self.graphs = Graphs(wanted and self.verifier.device.type == "cuda", self.rows.tensors)
+        together = draft is None or draft.device == self.verifier.device
+        self.graphs = Graphs(wanted and together and self.verifier.device.type == "cuda", self.rows.tensors)
 
     def __iter__(self) -> Iterator[Update]:
         return self._rounds()
@@ -107,6 +111,8 @@ class Run:
             if self.waiting and len(self.active) < self.batch_size:
                 yield from self.clock.leave(self._admit())
             if self.active:
+                if self.options.check:
+                    check_invariants(self)
                 self.clock.restart()
                 k = self._choose_k()
                 proposal = self._draft(k) if k else None
@@ -206,9 +212,11 @@ class Run:
             sequence.logprobs += logprobs[place][: len(new)]
             sequence.timing.draft_s += times["draft"]
             sequence.timing.verify_s += times["verify"]
-            sequence.timing.decode_s = now - sequence.admitted - sequence.timing.prefill_s
             proposed.append(possible)
             updates.append(Update(sequence.index, new, accepted, sequence.proposed[-1], reason))
+        ended = self.clock.elapsed()
+        for sequence in self.active:
+            sequence.timing.decode_s = ended - sequence.admitted - sequence.timing.prefill_s
         if self.adaptive:
             self.adaptive.observe(k, len(self.active), times["draft"], times["verify"], counts, proposed)
         self._release(updates)
@@ -249,7 +257,7 @@ class Run:
             new, reason = sequence.keep([first[0][place]])
             sequence.logprobs += first[1][place]
             sequence.emitted_at.append(now - started)
-            sequence.timing.decode_s = now - started - sequence.timing.prefill_s
+            sequence.timing.decode_s = self.clock.elapsed() - started - sequence.timing.prefill_s
             updates.append(Update(sequence.index, new, 0, 0, reason))
         self._release(updates)
         return updates

@@ -60,6 +60,10 @@ class Settings:
         """Views on rows [start, start + rows)."""
         return Settings(*(None if t is None else t[start : start + rows] for t in self.tensors(all=True)))
 
+    def to(self, device: torch.device) -> Settings:
+        """The same on `device`."""
+        return Settings(*(None if t is None else t.to(device) for t in self.tensors(all=True)))
+
     def tensors(self, all: bool = False) -> list[Tensor]:
         found = [getattr(self, name) for name in self.__dataclass_fields__]
         return found if all else [t for t in found if t is not None]
