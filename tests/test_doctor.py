@@ -159,6 +159,7 @@ def test_text_fits_its_width_and_says_it_all(report: Report) -> None:
             assert finding.code in text
     assert "KeyError: 'layers.0.mlp.down_proj.weight'" in str(report)
     assert "\x1b" not in str(report)
+    assert "fails in vLLM 0.11.0; --engine asks about one" in str(report) and "fails in" in report._repr_html_()
 
 
 def test_html_is_escaped(pair: Any) -> None:

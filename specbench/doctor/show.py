@@ -9,7 +9,7 @@ import html
 import shutil
 import textwrap
 
-from .findings import Affected, Finding, Report
+from .findings import FAILURES, Affected, Finding, Report
 
 COLOURS = {"error": "#D55E00", "warning": "#B8860B", "info": "#0072B2"}
 NARROWEST, WIDEST = 60, 140  # characters
@@ -30,7 +30,7 @@ def report_text(report: Report, width: int | None = None, details: bool = True) 
     if details:
         for finding in report.findings:
             lines += ["", f"{finding.severity}: {finding.code}", *_details(finding, width)]
-    return "\n".join([*lines, "", summary(report)])
+    return "\n".join([*lines, "", *_wrapped(failing(report), width, "  "), summary(report)])
 
 
 def summary(report: Report) -> str:
@@ -40,6 +40,12 @@ def summary(report: Report) -> str:
     if not report.readable:
         return f"could not read the pair: {said}"
     return f"{said}; `specbench doctor --explain CODE` says more about one" if said else "nothing found"
+
+
+def failing(report: Report) -> str:
+    """Which releases leave no useful draft, whatever the severity; "" where none does, or one was asked about."""
+    names = dict.fromkeys(one.engine for finding in report.findings for one in finding.affected if one.outcome in FAILURES)
+    return "" if report.engine or not names else f"fails in {', '.join(names)}; --engine asks about one"
 
 
 def _side(side: object) -> str:
@@ -92,8 +98,9 @@ def report_html(report: Report) -> str:
     )
     if report.engine:
         head += f"<div><b>engine</b> {escape(report.engine)}</div>"
+    failures = f"<p>{escape(failing(report))}</p>" if failing(report) else ""
     rows = "".join(_row(finding) for finding in report.findings)
-    return f'<div style="max-width:70em">{head}{rows}<p>{escape(summary(report))}</p></div>'
+    return f'<div style="max-width:70em">{head}{rows}{failures}<p>{escape(summary(report))}</p></div>'
 
 
 def _row(finding: Finding) -> str:
