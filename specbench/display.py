@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from .bench.atomic import write_bytes
 from .errors import ConfigError
-from .plot_style import DARK, GREEN, STYLE, VERMILION
+from .plot_style import DARK, GREEN, VERMILION, in_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +95,7 @@ def outcomes(attempts: Sequence[Outcome], ax: Axes | None = None) -> Axes:
 
     columns = list(dict.fromkeys(o.policy for o in attempts))
     rows = list(dict.fromkeys((o.verifier, o.verifier_quantization) for o in attempts))
-    with pyplot.rc_context({**STYLE, "axes.grid": False}):
+    with in_style(**{"axes.grid": False}):
         canvas = ax if ax is not None else pyplot.subplots(figsize=(2.0 + 3.0 * len(columns), 1.1 + 0.9 * len(rows)))[1]
         for attempt in attempts:
             x, y = columns.index(attempt.policy), rows.index((attempt.verifier, attempt.verifier_quantization))

@@ -22,7 +22,7 @@ from .bench.summary import grouping, read_off, summarize
 from .bench.sweep_index import read_index
 from .errors import DataError
 from .page_style import CSS, DEFINITIONS, READ_OFF, TABLES, Column
-from .plot_style import STYLE
+from .plot_style import in_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +112,7 @@ def _figures(table: pd.DataFrame) -> list[str]:
         except DataError:  # this table has nothing of that kind: nobody speculated, or nothing was timed
             continue
         data = io.BytesIO()
-        with pyplot.rc_context(STYLE):
+        with in_style():
             axes.figure.savefig(data, format="svg", metadata={"Date": None})
         pyplot.close(axes.figure)
         title = html.escape(axes.get_title(loc="left"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .failure_atlas import OUTCOMES
-from .plot_style import DARK, STYLE, canvas
+from .plot_style import DARK, canvas, in_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ def failure_atlas(table: pd.DataFrame, ax: Axes | None = None) -> Axes:
     rows = list(dict.fromkeys(table.verifier_format))
     columns = list(dict.fromkeys(zip(table.draft_format, table.policy, strict=True)))
     if ax is None:
-        with pyplot.rc_context(STYLE):
+        with in_style():
             ax = pyplot.subplots(figsize=(2.2 + 1.25 * len(columns), 2.2 + 0.33 * len(rows)))[1]
     with canvas(ax) as axes:
         row: Any

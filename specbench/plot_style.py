@@ -6,6 +6,7 @@ What enters: Axes and texts. What leaves: the Axes in the style, or image files.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import textwrap
 from collections.abc import Iterator
@@ -57,11 +58,9 @@ STYLE: Any = {
 
 def save(figure: Figure | Axes, path_stem: str | Path) -> tuple[Path, Path]:
     """Write `<path_stem>.png` (150 dpi) and `<path_stem>.svg`, each whole or not at all, and return their paths."""
-    from matplotlib import pyplot
-
     whole: Any = figure.figure if hasattr(figure, "get_xlim") else figure
     paths = Path(f"{path_stem}.png"), Path(f"{path_stem}.svg")
-    with pyplot.rc_context(STYLE):
+    with in_style():
         for path in paths:
             data = io.BytesIO()
             metadata = {"Date": None} if path.suffix == ".svg" else None
@@ -75,8 +74,35 @@ def canvas(ax: Axes | None) -> Iterator[Axes]:
     """The given Axes, or those of a new figure, to draw on in the style."""
     from matplotlib import pyplot
 
-    with pyplot.rc_context(STYLE):
-        yield pyplot.subplots()[1] if ax is None else ax
+    with in_style():
+        axes: Any = pyplot.subplots()[1] if ax is None else ax
+        try:
+            yield axes
+        except BaseException:
+            if ax is None:
+                pyplot.close(axes.figure)  # half a figure would be shown by a notebook all the same
+            raise
+
+
+@contextlib.contextmanager
+def in_style(**changes: Any) -> Iterator[None]:
+    """Everything drawn or written inside has the style, and nothing outside."""
+    from matplotlib import pyplot
+
+    _choose_backend()
+    settings: Any = {**STYLE, **changes}
+    with pyplot.rc_context(settings):
+        yield
+
+
+@functools.cache
+def _choose_backend() -> None:
+    """Let the backend come up before settings are put aside: a notebook's switches interactive mode on as it does, and where that is then
+    undone with the rest, only the first figure of the notebook is shown."""
+    import matplotlib
+    from matplotlib import pyplot
+
+    pyplot.switch_backend(matplotlib.get_backend())
 
 
 def finish(ax: Axes, title: str, xlabel: str, ylabel: str, caption: str) -> None:

@@ -120,6 +120,12 @@ def execute(name: str, folder: Path, inputs: dict[str, Any], **values: Any) -> N
     return run_notebook(notebook, folder, {key: value for key, value in {**inputs, **values}.items() if key in known}, progress=False)
 
 
+def shown(run: NotebookRun) -> int:
+    """How many figures the executed notebook shows."""
+    cells = json.loads(run.output.read_bytes())["cells"]
+    return sum("image/png" in output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+
+
 def figures(folder: Path) -> set[str]:
     """Names of figures that exist as a PNG with something on it and as an SVG."""
     found = set()
@@ -178,7 +184,7 @@ def test_04_measures_acceptance_of_both_verifiers(tmp_path: Path, inputs: dict[s
     shorter = pd.read_csv(tmp_path / "read_off.csv")
     assert len(shorter) == 2 * 3 and shorter.read_off.between(1, 4).all() and shorter[shorter.k != 2].measured.notna().all()
     assert "data:image/svg+xml" in (tmp_path / "summary.html").read_text(encoding="utf-8")
-    assert figures(tmp_path) == {"acceptance", "acceptance_by_category", "per_position"}
+    assert figures(tmp_path) == {"acceptance", "acceptance_by_category", "per_position"} and shown(run) == 3
 
 
 @pytest.mark.notebook
@@ -212,7 +218,7 @@ def test_05_measures_speed_against_its_own_baseline(tmp_path: Path, inputs: dict
     assert set(pd.read_csv(tmp_path / "steps.csv").role) == {"verifier", "draft"}
     assert set(run.facts) == {"speedup_fp32_k2", "speedup_w4a16_k2", "speedup_prompt_lookup_fp32_k3"}
     assert "prompt lookup" in (tmp_path / "summary.html").read_text(encoding="utf-8")
-    assert figures(tmp_path) == {"throughput", "speedup", "time_share"}
+    assert figures(tmp_path) == {"throughput", "speedup", "time_share"} and shown(run) == 3
 
 
 @pytest.mark.notebook

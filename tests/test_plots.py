@@ -221,3 +221,4 @@ def test_nothing_to_draw_is_said(name):
     for table in (failed, rows.iloc[:0]) if name in ("throughput", "time_share") else (rows, failed, rows.iloc[:0]):
         with pytest.raises(DataError, match="nothing to draw"):
             getattr(plots, name)(table)
+        assert not plt.get_fignums(), "no half figure is left for a notebook to show"
