@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint.families import Dialect, recognise
-from ..errors import ConfigError
+from ..errors import CheckpointFileError, ConfigError, DownloadError
 from ..pair import Checkpoint, Pair
 from ..plan import describe_quantization, dtype_setting, family_setting
 from ..policies import DRAFT, POLICIES, Policy
@@ -68,7 +68,10 @@ def diagnose(
         if found_pair is None:
             return _report(names, None, None, unread, engine, readable=all(found.code == CONFLICT for found in unread))
         opened = found_pair
-    dialect, findings = _checked(opened, policies, engine is not None, values, overrides or {})
+    try:
+        dialect, findings = _checked(opened, policies, engine is not None, values, overrides or {})
+    except (CheckpointFileError, DownloadError) as error:  # headers of large hub checkpoints are read when they are asked for
+        return _report(names, opened, None, [refusal(error, fallback="damaged-file")], engine, readable=False)
     asked = {policy.name for policy in policies}
     findings = [replace(found, affected=tuple(one for one in found.affected if one.policy in asked)) for found in findings]
     return _report(names, opened, dialect, findings, engine)
