@@ -47,7 +47,7 @@ def test_a_draft_that_is_never_right_costs_at_most_5_percent(rounds: int, slope:
 @pytest.mark.parametrize("chance", [0.0, 0.02, 0.1, 0.2, 0.3, 0.5])
 def test_no_draft_costs_more_than_5_percent(rounds: int, chance: float) -> None:
     """Also those that are right now and then, over seeds; and it is not achieved by never trying."""
-    for seed in range(5):
+    for seed in range(2):
         ks, spent, gained = drive(AdaptiveK(5), rounds, lambda at: chance, seed=seed)
         assert spent <= 1.05 * gained
         assert rounds < 300 or any(ks)

@@ -175,7 +175,7 @@ def test_a_transformer_and_its_draft_give_the_verifiers_joint_distribution(small
     verifier, draft = small
     prompt, sampling = [5, 1, 9], Sampling(1.0, top_k=0, top_p=0.95)
     p = joint(verifier, prompt, sampling)
-    made = [Request(prompt, 3, replace(sampling, seed=i), ()) for i in range(6000)]
+    made = [Request(prompt, 3, replace(sampling, seed=i), ()) for i in range(4000)]
     run = Run(verifier, EagleDraft(draft, tree) if options.num_speculative_tokens else None, made, options, AUX)
     for _ in run:
         pass
@@ -196,8 +196,8 @@ def test_the_bundled_pair_gives_the_verifiers_joint_distribution(name: str) -> N
     verifier = sb.load_verifier(pair, device="cpu", dtype="float32")
     draft = sb.load_draft(pair, device="cpu", dtype="float32", verifier=verifier)
     prompt, sampling = list(range(300, 312)), Sampling(1.5, top_k=4)
-    made = [Request(prompt, 3, replace(sampling, seed=i), ()) for i in range(3000)]
-    run = Run(verifier, EagleDraft(draft), made, Options(2, 100, "probabilistic"), draft.aux_layers)
+    made = [Request(prompt, 3, replace(sampling, seed=i), ()) for i in range(400)]
+    run = Run(verifier, EagleDraft(draft), made, Options(2, 40, "probabilistic"), draft.aux_layers)
     for _ in run:
         pass
     tokens = [g.token_ids for g in run.generations()]
@@ -232,19 +232,19 @@ GIVEN = prompts(4, seed=6)
     "settings", [{"temperature": 0.7}, {"temperature": 1.0, "top_p": 0.9, "top_k": 30}, {"temperature": 2.0, "min_p": 0.05}]
 )
 def test_greedy_proposals_leave_the_very_tokens_for_any_k_and_tree(planted, settings) -> None:
-    plain = generate(planted, GIVEN, 0, seed=3, **settings)
+    plain = generate(planted, GIVEN[:2], 0, seed=3, **settings)
     for shape in ({"k": 1}, {"k": 3}, {"k": 6}, {"k": 3, "tree": (2, 2, 4)}, {"k": 3, "tree": (4, 3, 12)}):
-        found = generate(planted, GIVEN, seed=3, **shape, **settings)
+        found = generate(planted, GIVEN[:2], seed=3, **shape, **settings)
         assert found.token_ids == plain.token_ids, shape
-    assert plain.token_ids != generate(planted, GIVEN, 0, seed=4, **settings).token_ids != generate(planted, GIVEN, 0).token_ids
+    assert plain.token_ids != generate(planted, GIVEN[:2], 0, seed=4, **settings).token_ids != generate(planted, GIVEN[:2], 0).token_ids
 
 
 @pytest.mark.parametrize("mode", ["greedy", "probabilistic"])
 def test_b079_a_seed_gives_the_same_tokens_alone_twice_in_a_batch_and_after_others(planted, mode: str) -> None:
     """Drawn proposals may give other tokens for another k, the same ones for the same; greedy ones the same for all."""
     verifier, draft = planted
-    wanted = Request(GIVEN[1], 24, Sampling(1.0, seed=42), ())
-    others = [Request(p, 24, Sampling(1.0, seed=7 + i), ()) for i, p in enumerate(prompts(10, seed=9))]
+    wanted = Request(GIVEN[1], 16, Sampling(1.0, seed=42), ())
+    others = [Request(p, 8, Sampling(1.0, seed=7 + i), ()) for i, p in enumerate(prompts(10, seed=9))]
 
     def tokens(made, k, batch):
         run = Run(verifier, EagleDraft(draft), made, Options(k, batch, mode), AUX)
@@ -259,7 +259,7 @@ def test_b079_a_seed_gives_the_same_tokens_alone_twice_in_a_batch_and_after_othe
         assert tokens([others[0], wanted, others[1]], k, 3) == alone
         assert tokens([*others, wanted], k, 1) == alone and tokens([*others, wanted], k, 4) == alone
         by_k[k] = alone
-    assert mode == "probabilistic" or by_k[2] == by_k[4] == generate(planted, [GIVEN[1]], 0, temperature=1.0, seed=42).token_ids[0]
+    assert mode == "probabilistic" or by_k[2] == by_k[4] == generate(planted, [GIVEN[1]], 0, 16, temperature=1.0, seed=42).token_ids[0]
 
 
 def test_without_a_seed_runs_differ_and_tell_theirs(planted) -> None:
