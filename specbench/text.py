@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from .decode.draft import EagleDraft
-from .decode.engine import Options, Run
-from .decode.request import Generation, Request, Sampling, Timing, Update
+from .decode.engine import Run
+from .decode.request import Generation, Options, Request, Sampling, Timing, Update
 from .decode.tree import Tree
 from .errors import ConfigError
 from .models.eagle3 import Eagle3

@@ -13,10 +13,10 @@ from toy import Scripted, TableVerifier
 import specbench as sb
 from specbench.decode import memory
 from specbench.decode.draft import EagleDraft
-from specbench.decode.engine import Options, Run
+from specbench.decode.engine import Run
 from specbench.decode.graphs import Graphs
 from specbench.decode.memory import check_fits
-from specbench.decode.request import Request, Sampling
+from specbench.decode.request import Options, Request, Sampling
 from specbench.decode.rows import Rows
 from specbench.decode.tree import Tree
 from specbench.errors import ConfigError

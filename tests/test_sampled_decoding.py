@@ -17,8 +17,8 @@ from toy import TableDraft, TableVerifier
 import specbench as sb
 from specbench.decode import engine
 from specbench.decode.draft import EagleDraft
-from specbench.decode.engine import Options, Run
-from specbench.decode.request import Request, Sampling
+from specbench.decode.engine import Run
+from specbench.decode.request import Options, Request, Sampling
 from specbench.decode.tree import Tree
 from specbench.decode.verify import accept
 from specbench.errors import ConfigError

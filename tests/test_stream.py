@@ -13,8 +13,8 @@ from test_batch import ranges_table, table_outputs
 from toy import Scripted, TableVerifier
 
 import specbench as sb
-from specbench.decode.engine import Options, Run
-from specbench.decode.request import Request, Sampling
+from specbench.decode.engine import Run
+from specbench.decode.request import Options, Request, Sampling
 from specbench.decode.sequence import Active
 from specbench.errors import ConfigError
 from specbench.text import decode_text, load_tokenizer, stop_strings, stream

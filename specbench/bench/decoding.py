@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..decode.draft import EagleDraft, Proposal
-from ..decode.engine import Options, Run
-from ..decode.request import Request
+from ..decode.engine import Run
+from ..decode.request import Options, Request
 from ..models.decoder import Decoder
 from ..models.eagle3 import Eagle3
 from ..pair import Checkpoint, Pair

@@ -14,8 +14,7 @@ from .draft import EagleDraft
 
 if TYPE_CHECKING:
     from .draft import Proposer
-    from .engine import Options
-    from .request import Request
+    from .request import Options, Request
 
 
 def check(verifier: Any, proposer: Proposer | None, requests: Sequence[Request], options: Options, aux_layers: tuple[int, ...]) -> None:

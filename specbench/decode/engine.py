@@ -12,8 +12,7 @@ over. Active sequences are the first rows of every tensor: one that ends is repl
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,28 +25,13 @@ from .graphs import Graphs
 from .invariants import check_invariants
 from .memory import check_fits
 from .prefill import prefill
-from .request import FinishReason, Generation, Logprob, Request, Timing, Update
+from .request import FinishReason, Generation, Logprob, Options, Request, Timing, Update
 from .rows import Rows, ring_of
 from .sequence import Active, log_probabilities, unpack_logprobs
 from .tree import Tree
 from .verify import accept, verify
 
 PROMPT_AREA = 8192  # tokens, padding counted, that a prompt pass over several sequences reads at most
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to decode. num_speculative_tokens: k, 0 is the verifier alone. batch_size: sequences at a time. draft_sampling: "greedy" proposes
-    the draft's best tokens at any temperature (as vLLM does by default), "probabilistic" draws them. adaptive: choose k per round, up to
-    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them and the verifier is known to bear it. check: hold
-    every round to `invariants`, at the price of reading the whole text again."""
-
-    num_speculative_tokens: int = 3
-    batch_size: int = 1
-    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
-    adaptive: bool = False
-    graphs: bool | None = None
-    check: bool = False
 
 
 class Run:
@@ -134,7 +118,7 @@ class Run:
         return self.k if self.tree or self.graphs.enabled else min(self.k, room)
 
     def _draft(self, k: int) -> Proposal:
-        batch, proposer = len(self.active), self.proposer
+        batch, proposer = self._batch(), self.proposer
         assert proposer is not None
         self._catch_up()
         longest = self._longest()
@@ -151,7 +135,7 @@ class Run:
 
     def _catch_up(self) -> None:
         """Let the draft take in all that was committed since it last looked."""
-        batch, proposer, rows = len(self.active), self.proposer, self.rows
+        batch, proposer, rows = self._batch(), self.proposer, self.rows
         assert proposer is not None
         width = max(len(s.tokens) - 1 - s.drafted for s in self.active)
         limit = min(max(s.drafted for s in self.active) + width, self.length)
@@ -167,12 +151,16 @@ class Run:
         for sequence in self.active:
             sequence.drafted = len(sequence.tokens) - 1
 
+    def _batch(self) -> int:
+        """Rows of a round: the active ones, and parked ones where stages are recorded."""
+        return self.graphs.batch(len(self.active), self.batch_size)
+
     def _longest(self) -> int:
         return self.graphs.longest(max(len(s.tokens) for s in self.active), self.length - self.block + 1)
 
     def _verify(self, proposal: Proposal | None) -> tuple[list[list[int]], list[int], list[list[Logprob]]]:
         """Score, accept and commit on the device; the host learns tokens and counts from one small copy."""
-        batch, longest, rows = len(self.active), self._longest(), self.rows
+        batch, longest, rows = self._batch(), self._longest(), self.rows
         lengths, settings = rows.lengths[:batch], rows.settings.first(batch)
 
         def stage() -> tuple[Tensor, tuple[Tensor, ...] | None]:
@@ -193,7 +181,7 @@ class Run:
         key = "verify", batch, longest, None if proposal is None else proposal.tokens.shape[1]
         packed, top = self.graphs.run(key, stage)
         self.clock.mark("verify")
-        table = packed.tolist()
+        table = packed[: len(self.active)].tolist()
         return [row[1:] for row in table], [row[0] for row in table], unpack_logprobs(top, [s.request.logprobs for s in self.active])
 
     def _commit(self, committed: list[list[int]], counts: list[int], k: int, logprobs: list[list[Logprob]]) -> list[Update]:
@@ -237,6 +225,8 @@ class Run:
                     self.proposer.move(last, row, len(self.active[last].tokens))
                 self.active[row] = self.active[last]
             self.active.pop()
+            if self.graphs.enabled:
+                self.rows.park(last)
 
     # --- joining
 

@@ -57,6 +57,10 @@ class Graphs:
             tensor.copy_(kept)
         return graph, result
 
+    def batch(self, active: int, most: int) -> int:
+        """`active` sequences as a stage should see them: rounded up to a power of two where stages are recorded, at most `most`."""
+        return active if not self.enabled else min(1 << (active - 1).bit_length(), most)
+
     def longest(self, length: int, most: int) -> int:
         """`length` as a stage should see it: rounded up where stages are recorded, at most `most`."""
         return length if not self.enabled else min(-(-length // LENGTH_STEP) * LENGTH_STEP, most)

@@ -76,6 +76,21 @@ class Request:
     logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to decode. num_speculative_tokens: k, 0 is the verifier alone. batch_size: sequences at a time. draft_sampling: "greedy" proposes
+    the draft's best tokens at any temperature (as vLLM does by default), "probabilistic" draws them. adaptive: choose k per round, up to
+    num_speculative_tokens. graphs: record CUDA graphs; None where the device has them and the verifier is known to bear it. check: hold
+    every round to `invariants`, at the price of reading the whole text again."""
+
+    num_speculative_tokens: int = 3
+    batch_size: int = 1
+    draft_sampling: Literal["greedy", "probabilistic"] = "greedy"
+    adaptive: bool = False
+    graphs: bool | None = None
+    check: bool = False
+
+
 @dataclass(slots=True)
 class Timing:
     """Seconds. prefill_s: the verifier's prompt pass, up to the first token. decode_s: everything after it, made up of draft_prefill_s (the

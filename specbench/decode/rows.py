@@ -44,7 +44,8 @@ class Rows:
         cls, rows: int, length: int, width: int, block: int, vocab: int, penalised: bool, dtype: torch.dtype, device: torch.device
     ) -> Rows:
         """Room for `rows` sequences of `length` tokens; block: tokens that a round may commit."""
-        lengths, limits, drafted = (torch.full((rows,), 2, dtype=torch.int64, device=device) for _ in range(3))
+        lengths, limits = (torch.full((rows,), 2, dtype=torch.int64, device=device) for _ in range(2))
+        drafted = torch.zeros(rows, dtype=torch.int64, device=device)
         states = torch.zeros(rows, ring_of(block), width, dtype=dtype, device=device) if width else None
         tokens = torch.zeros(rows, length, dtype=torch.int64, device=device)
         return cls(tokens, lengths, limits, drafted, states, Settings.empty(rows, vocab, penalised, device))
@@ -82,7 +83,8 @@ class Rows:
         if self.states is not None:
             rows = torch.arange(batch, device=self.tokens.device)[:, None]
             states = self.states[rows, positions % self.states.shape[1]]
-        return tokens, states, positions, self.lengths[:batch] - 2 - self.drafted[:batch]
+        last = (self.lengths[:batch] - 2 - self.drafted[:batch]).clamp(min=0)  # parked rows have no pair
+        return tokens, states, positions, last
 
     def keep(self, batch: int, aux: Tensor | None) -> None:
         """Let states [batch, n, width] of positions lengths - 1 ... wait for the draft."""

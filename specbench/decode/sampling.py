@@ -43,6 +43,7 @@ class Settings:
         top_k, seed = (torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2))
         counts = torch.zeros(rows, vocab, dtype=torch.int16, device=device) if penalised else None
         in_prompt = torch.zeros(rows, vocab, dtype=torch.bool, device=device) if penalised else None
+        top_p += 1  # rows that nobody has used yet run along in recorded stages
         return cls(temperature, top_k, top_p, min_p, repetition, presence, frequency, seed, counts, in_prompt)
 
     def set(self, row: int, sampling: Sampling, seed: int, prompt: Tensor) -> None:

@@ -73,6 +73,7 @@ def unpack_logprobs(found: tuple[Tensor, ...] | None, wanted: Sequence[int | Non
     """Per sequence and token, with as many best ones as each sequence wants; empty where it wants none."""
     if found is None:
         return [[] for _ in wanted]
+    found = tuple(t[: len(wanted)] for t in found)
     return [
         [] if top is None else [Logprob(v, dict(zip(i[:top], b[:top], strict=True)) | {t: v}) for t, v, b, i in zip(*row, strict=True)]
         for top, *row in zip(wanted, *(t.tolist() for t in found), strict=True)
