@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +43,7 @@ class Adversary(EagleDraft):
 
 def measure(
     pair: Pair, prompts: Sequence[Prompt], *, baseline: Checkpoint | None, ks: Sequence[int], batches: Sequence[int], max_new_tokens: int,
-    repeats: int, device: str = "auto", graphs: bool | None = None, contexts: Sequence[int] = CONTEXTS,
+    repeats: int, device: str = "auto", graphs: bool | None = None, contexts: Sequence[int] = CONTEXTS, small: Pair | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Every figure; see `figures` for their names."""
     from tqdm.auto import tqdm
@@ -52,17 +53,20 @@ def measure(
     from ..verifier import load_verifier
 
     verifier = load_verifier(pair, device=device)
-    draft = load_draft(pair, device=device, verifier=verifier)
+    drafts = {"": load_draft(pair, device=device, verifier=verifier)}
+    if small is not None:
+        drafts["_w8a16_draft"] = load_draft(small, device=device, verifier=verifier)
     tokenizer = load_tokenizer(verifier)
     ids = [encode(tokenizer, prompt.turns[0]) for prompt in prompts]
     arms: dict[str, Callable[[], dict[str, float]]] = {}
 
-    def arm(name: str, k: int, batch: int, adaptive: bool = False, proposer: type[EagleDraft] = EagleDraft) -> None:
+    def arm(name: str, k: int, batch: int, adaptive: bool = False, proposer: type[EagleDraft] = EagleDraft, which: str = "") -> None:
         options = Options(k, batch, adaptive=adaptive, graphs=graphs)
-        arms[name] = lambda: timed(verifier, draft, proposer, ids, options, max_new_tokens)
+        arms[name] = lambda: timed(verifier, drafts[which], proposer, ids, options, max_new_tokens)
 
-    for k in sorted({0, *ks}):
-        arm(f"k{k}", k, 1)
+    arm("k0", 0, 1)
+    for k, which in ((k, which) for k in sorted({*ks} - {0}) for which in drafts):
+        arm(f"k{k}{which}", k, 1, which=which)
     arm("adaptive", max(ks), 1, adaptive=True)
     arm("adversary", max(ks), 1, proposer=Adversary)
     arm("adaptive_adversary", max(ks), 1, adaptive=True, proposer=Adversary)
@@ -83,11 +87,12 @@ def measure(
             if turn:  # the first turn warms up
                 rounds.append(found)
     result: dict[str, Any] = figures(rounds, ks, batches)
-    best = result["best_k"]
-    tau = result[f"k{best}"]["mean_acceptance_length"]
-    result["matmul_floor_ms"] = {f"k{k}": 1e3 * round_floor(verifier, draft, k, tau) for k in sorted({0, best})}
-    result["round_over_floor"] = {k: result[k]["round_ms"] / floor for k, floor in result["matmul_floor_ms"].items()}
-    result["context"] = context_seconds(verifier, best, [c for c in contexts if c + best + 2 <= verifier.config.max_position_embeddings])
+    best = result["best"]
+    k, which = int(best[1]), best[2:]
+    floors = {"k0": round_floor(verifier, None, 0), best: round_floor(verifier, drafts[which], k, result[best]["mean_acceptance_length"])}
+    result["matmul_floor_ms"] = {name: 1e3 * seconds for name, seconds in floors.items()}
+    result["round_over_floor"] = {name: result[name]["round_ms"] / floor for name, floor in result["matmul_floor_ms"].items()}
+    result["context"] = context_seconds(verifier, k, [c for c in contexts if c + k + 2 <= verifier.config.max_position_embeddings])
     return result
 
 
@@ -142,8 +147,8 @@ def figures(rounds: Sequence[dict[str, dict[str, float]]], ks: Sequence[int], ba
     """Medians over turns of every arm's figures, and ratios taken within a turn.
 
     Returns:
-        the arms by name; best_k with best_k_over_k0; ratio_at_asked_tau, what the measured rounds of k = 3 would give at a mean acceptance
-        length of 2.2; k0_over_transformers and k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`); adaptive_over_k0, adversary_over_k0 and
+        the arms by name; the best one with best_over_k0; ratio_at_asked_tau, what the measured rounds of k = 3 would give at a mean
+        acceptance length of 2.2; k0_over_transformers and k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`); adaptive_over_k0, adversary_over_k0 and
         adaptive_adversary_over_k0; per batch k0_over_batch_1 (all tokens over the clock) and adaptive_over_k0.
     """
     result: dict[str, Any] = {
@@ -153,11 +158,13 @@ def figures(rounds: Sequence[dict[str, dict[str, float]]], ks: Sequence[int], ba
     def ratio(above: str, below: str, name: str = "decode_tokens_per_s") -> float:
         return statistics.median(turn[above][name] / turn[below][name] for turn in rounds)
 
-    over = {k: ratio(f"k{k}", "k0") for k in ks if k}
-    best = max(over, key=lambda k: over[k])
-    result |= {"best_k": best, "best_k_over_k0": over[best], "k_over_k0": {str(k): value for k, value in over.items()}}
-    at = 3 if 3 in ks else best  # k = 1 could never reach it
-    result["ratio_at_asked_tau"] = statistics.median(ASKED_TAU * turn["k0"]["round_ms"] / turn[f"k{at}"]["round_ms"] for turn in rounds)
+    over = {name: ratio(name, "k0") for name in rounds[0] if name[0] == "k" and name != "k0"}
+    best = max(over, key=lambda name: over[name])
+    result |= {"best": best, "best_over_k0": over[best], "over_k0": over}
+    at = [name for name in over if name.startswith("k3")] or [best]  # k = 1 could never reach it
+    result["ratio_at_asked_tau"] = {
+        name: statistics.median(ASKED_TAU * turn["k0"]["round_ms"] / turn[name]["round_ms"] for turn in rounds) for name in at
+    }
     result["adaptive_over_k0"] = ratio("adaptive", "k0")
     result["adversary_over_k0"] = ratio("adversary", "k0")
     result["adaptive_adversary_over_k0"] = ratio("adaptive_adversary", "k0")
@@ -186,10 +193,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--eager", action="store_true", help="record no CUDA graphs")
+    parser.add_argument("--plain-draft", action="store_true", help="leave out the arms with a 8-bit copy of the draft")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--out", type=Path, help="JSON file to write, with provenance")
     options = parser.parse_args(arguments)
     from ..bundled import bundled_pair
+    from ..quantized_draft import quantized_copy
 
     pair = bundled_pair(options.pair)
     prompts = limit_per_category(load_prompts(), options.per_category)
@@ -198,10 +207,12 @@ def main(arguments: list[str] | None = None) -> int:
         {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
         {"verifier": pair.verifier, "draft": pair.draft}, prompts,
     )  # fmt: skip
-    found = measure(
-        pair, prompts, baseline=baseline, ks=options.k, batches=options.batches, max_new_tokens=options.max_new_tokens,
-        repeats=options.repeats, device=options.device, graphs=False if options.eager else None,
-    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        small = None if options.plain_draft else quantized_copy(pair, Path(folder) / "draft-w8a16", "w8a16", edges=True)
+        found = measure(
+            pair, prompts, small=small, baseline=baseline, ks=options.k, batches=options.batches, max_new_tokens=options.max_new_tokens,
+            repeats=options.repeats, device=options.device, graphs=False if options.eager else None,
+        )  # fmt: skip
     for name, value in found.items():
         sys.stdout.write(f"{name:28} {_short(value)}\n")
     sys.stdout.write(json.dumps(found) + "\n")
