@@ -24,10 +24,10 @@ from specbench.decode import engine
 from specbench.decode.checks import check
 from specbench.decode.clock import StageClock
 from specbench.decode.draft import EagleDraft, Proposal
-from specbench.decode.engine import Options, Run, decode
+from specbench.decode.engine import Run, decode
 from specbench.decode.invariants import BrokenInvariant, check_invariants
 from specbench.decode.lossless import compare
-from specbench.decode.request import Request, Sampling
+from specbench.decode.request import Options, Request, Sampling
 from specbench.decode.sequence import Active
 from specbench.decode.tree import Tree
 from specbench.decode.verify import Accepted, accept, verify

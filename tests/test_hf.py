@@ -12,8 +12,7 @@ from tiny import tiny_draft, tiny_w4a16_verifier
 import specbench as sb
 from specbench.decode.draft import EagleDraft, Proposal
 from specbench.decode.engine import Run, decode
-from specbench.decode.request import Options
-from specbench.decode.request import Request, Sampling
+from specbench.decode.request import Options, Request, Sampling
 from specbench.decode.tree import Tree
 from specbench.models.hf import HFVerifier
 

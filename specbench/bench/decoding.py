@@ -147,9 +147,9 @@ def figures(rounds: Sequence[dict[str, dict[str, float]]], ks: Sequence[int], ba
     """Medians over turns of every arm's figures, and ratios taken within a turn.
 
     Returns:
-        the arms by name; the best one with best_over_k0; ratio_at_asked_tau, what the measured rounds of k = 3 would give at a mean
-        acceptance length of 2.2; k0_over_transformers and k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`); adaptive_over_k0, adversary_over_k0 and
-        adaptive_adversary_over_k0; per batch k0_over_batch_1 (all tokens over the clock) and adaptive_over_k0.
+        the arms by name; the best one, best_over_k0; ratio_at_asked_tau, what the measured rounds of k = 3 would give at a mean
+        acceptance length of 2.2; k0_over_transformers and k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`); adaptive_over_k0,
+        adversary_over_k0 and adaptive_adversary_over_k0; per batch k0_over_batch_1 (all tokens over the clock) and adaptive_over_k0.
     """
     result: dict[str, Any] = {
         arm: {name: statistics.median(turn[arm][name] for turn in rounds) for name in rounds[0][arm]} for arm in rounds[0]
