@@ -188,7 +188,7 @@ def generate(
     """Decode every prompt; greedily and one after another unless told otherwise.
 
     Args:
-        progress: show a bar with the mean acceptance length so far.
+        progress: show a bar of tokens, with the mean acceptance length so far in every round.
         options: everything else that `stream` takes: temperature, seed, batch_size, tree, ...
 
     Raises:
@@ -197,13 +197,21 @@ def generate(
     from tqdm.auto import tqdm
 
     running = stream(verifier, draft, prompts, num_speculative_tokens=num_speculative_tokens, max_new_tokens=max_new_tokens, **options)
-    total, accepted, rounds = len(running.run.requests), 0, 0
-    with tqdm(total=total, desc=f"k={num_speculative_tokens}", unit="prompt", disable=not progress) as bar:
+    if not progress:
+        for _ in running:
+            pass
+        return running.result()
+    prompts_left, accepted, rounds = len(running.run.requests), 0, 0
+    made = [0] * prompts_left
+    with tqdm(total=prompts_left * max_new_tokens, desc=f"k={num_speculative_tokens}", unit="token") as bar:
         for update in running:
             accepted, rounds = accepted + update.accepted, rounds + (update.proposed > 0)
+            made[update.request] += len(update.token_ids)
             if update.finish_reason is not None:
-                bar.set_postfix(mean_acceptance_length=f"{1 + accepted / max(rounds, 1):.2f}", refresh=False)
-                bar.update()
+                prompts_left -= 1
+                bar.total -= max_new_tokens - made[update.request]  # it stopped early
+            bar.set_postfix(mean_acceptance_length=f"{1 + accepted / max(rounds, 1):.2f}", prompts_left=prompts_left, refresh=False)
+            bar.update(len(update.token_ids))
     return running.result()
 
 
