@@ -202,14 +202,15 @@ def generate(
             pass
         return running.result()
     prompts_left, accepted, rounds = len(running.run.requests), 0, 0
-    made = [0] * prompts_left
-    with tqdm(total=prompts_left * max_new_tokens, desc=f"k={num_speculative_tokens}", unit="token") as bar:
+    total, made = prompts_left * max_new_tokens, [0] * prompts_left
+    with tqdm(total=total, desc=f"k={num_speculative_tokens}", unit="token") as bar:
         for update in running:
             accepted, rounds = accepted + update.accepted, rounds + (update.proposed > 0)
             made[update.request] += len(update.token_ids)
             if update.finish_reason is not None:
                 prompts_left -= 1
-                bar.total -= max_new_tokens - made[update.request]  # it stopped early
+                total -= max_new_tokens - made[update.request]  # it stopped early
+                bar.total = total
             bar.set_postfix(mean_acceptance_length=f"{1 + accepted / max(rounds, 1):.2f}", prompts_left=prompts_left, refresh=False)
             bar.update(len(update.token_ids))
     return running.result()
