@@ -108,6 +108,8 @@ def _copies(sources: Sequence[Path], folder: Path, parameters: dict[str, Any]) -
         given = {name: value for name, value in parameters.items() if name in known[source]} | {"run_dir": str(run_dir)}
         check_parameters(source, given)
         document = parameterize_notebook(load_notebook_node(str(source)), given, kernel_name="python3", language="python")
+        # Without a kernel that it knows JupyterLab asks for one.
+        document.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(document, folder / source.name)
         copies.append(folder / source.name)
     return copies
