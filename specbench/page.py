@@ -80,7 +80,10 @@ def _found(table: pd.DataFrame) -> list[str]:
     parts = ["<h2>Faster or slower</h2>", "<ul>", *sentences, "</ul>"] if sentences else []
     keys = list(grouping(table))
     varied = [name for name in keys if summary[name].nunique(dropna=False) > 1]
-    same = ", ".join(f"{name} {summary[name].iloc[0]}" for name in keys if name not in varied)
+    if "verifier" in varied and summary.verifier.nunique() == summary.verifier_format.nunique():
+        varied.remove("verifier")  # the format tells them apart
+    summary = summary.assign(verifier=summary.verifier.map(lambda name: Path(name).name))
+    same = ", ".join(f"{name} {summary[name].iloc[0]}" for name in keys if name not in varied and summary[name].nunique(dropna=False) == 1)
     parts += [f"<p>The same everywhere: {html.escape(same)}.</p>"] if same else []
     for heading, columns in TABLES.items():
         shown = ["decoding", *(name for name in varied if name not in ("engine", "proposer"))]
@@ -146,10 +149,13 @@ def _pairs(values: Mapping[str, Any]) -> str:
 
 def _index(root: Path, index: pd.DataFrame) -> str:
     """The sweep's runs: what differs between them, how they ended, what they found."""
-    always = ("run_id", "status", "seconds", "error")
-    hidden = ("folder", "exit_status")
-    varied = [name for name in index.columns if name not in (*always, *hidden) and index[name].nunique(dropna=False) > 1]
-    shown = index[["run_id", *varied, *(name for name in always[1:] if name == "status" or index[name].notna().any())]].copy()
+    columns = list(index.columns)
+    given, facts = columns[1 : columns.index("status")], columns[columns.index("folder") + 1 :]
+    varied = [name for name in given if index[name].nunique(dropna=False) > 1]
+    complete = index[index.status == "complete"]
+    found = [name for name in facts if len(complete) and complete[name].notna().all()]
+    ended = [name for name in ("status", "seconds", "error") if name == "status" or index[name].notna().any()]
+    shown = index[["run_id", *varied, *ended, *found]].copy()
     links = []
     for run_id, folder in zip(index.run_id, index.folder, strict=True):
         reports = sorted(path for path in (root / folder).glob("*.html") if path.name != PAGE)

@@ -76,7 +76,7 @@ def expand(given: Mapping[str, Any], origin: str) -> list[dict[str, Any]]:
     if twice:
         raise ConfigError(f"{origin}: {', '.join(twice)} in more than one of parameters, grid and sets; say each parameter once")
     points = [dict(zip(grid, point, strict=True)) for point in itertools.product(*grid.values())]
-    return [{**constants, **entry, **point} for entry in sets for point in points]
+    return [{**entry, **point, **constants} for entry in sets for point in points]  # what varies comes first in a run's name
 
 
 def _load(path: Path) -> dict[str, Any]:
