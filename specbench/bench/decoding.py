@@ -102,9 +102,9 @@ def timed(
     """Decode all prompts once.
 
     Returns:
-        tokens_per_s: all output over the wall clock, prompts included. decode_tokens_per_s: at batch 1, tokens after the first over decode
-        time. mean_acceptance_length; round_ms, draft_ms, verify_ms: means over rounds; other_share: of decode time outside draft and
-        verify; seconds.
+        tokens_per_s: all output over the wall clock, prompts included. decode_tokens_per_s: tokens after the first over decode time, a
+        figure of batch 1. mean_acceptance_length. round_ms, draft_ms, verify_ms, other_ms: means over rounds. other_share: of decode time
+        outside draft and verify. seconds.
     """
     requests = [Request(prompt, max_new_tokens, stop_ids=()) for prompt in ids]
     proposer = kind(draft) if options.num_speculative_tokens else None
@@ -126,6 +126,7 @@ def timed(
         "round_ms": 1e3 * (draft_s + verify_s + other) / steps,
         "draft_ms": 1e3 * draft_s / steps,
         "verify_ms": 1e3 * verify_s / steps,
+        "other_ms": 1e3 * other / steps,
         "other_share": other / decode,
         "seconds": seconds,
     }

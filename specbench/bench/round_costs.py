@@ -5,11 +5,7 @@ What enters: loaded models and k. What leaves: median seconds. It does not know 
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,9 +14,9 @@ from ..decode.verify import verify
 from ..models.decoder import Decoder
 from ..models.eagle3 import Eagle3
 from .cost_model import RoundCost
+from .floor import median
 
 CONTEXT = 128  # committed tokens before the timed pass
-PASSES = 15  # timed passes, after three that warm up; the median counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +56,6 @@ def round_seconds(verifier: Decoder, draft: Eagle3, k: int) -> RoundSeconds:
         end = CONTEXT + k + 1
         chain.extend(ids[:, CONTEXT + 1 : end + 1], scored.aux, slots[:, CONTEXT:end], lengths * 0 + k, 0, end, False)
 
-    plain = _median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores.argmax(-1), device)
-    whole = _median(lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device)
-    return RoundSeconds(k, plain, whole, _median(draft_round, device))
-
-
-def _median(call: Callable[[], Any], device: torch.device) -> float:
-    times = []
-    for _ in range(3 + PASSES):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times[3:])
+    plain = median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores.argmax(-1), device)
+    whole = median(lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device)
+    return RoundSeconds(k, plain, whole, median(draft_round, device))

@@ -1,0 +1,104 @@
+"""The decoding benchmark: its counts are the loop's, its ratios are of one turn, its adversary is never right."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from planted import planted_pair
+from proposers import prompts
+
+import specbench as sb
+from specbench.bench import decoding
+from specbench.bench.decoding import Adversary, figures, timed
+from specbench.bench.floor import context_seconds, matmul_seconds, round_floor
+from specbench.decode.draft import EagleDraft
+from specbench.decode.request import Options
+from specbench.quant.linear import Linear
+from specbench.quantized_draft import quantized_copy
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return sb.open_pair(*planted_pair(tmp_path_factory.mktemp("planted")))
+
+
+@pytest.fixture(scope="module")
+def models(pair):
+    verifier = sb.load_verifier(pair, device="cpu")
+    return verifier, sb.load_draft(pair, device="cpu", verifier=verifier)
+
+
+def test_an_arm_counts_what_the_loop_did(models):
+    verifier, draft = models
+    ids = prompts(3, seed=1)
+    found = timed(verifier, draft, EagleDraft, ids, Options(3), 20)
+    out = sb.generate(verifier, draft, ids, num_speculative_tokens=3, max_new_tokens=20, ignore_eos=True)
+    assert found["mean_acceptance_length"] == pytest.approx(out.mean_acceptance_length)
+    assert found["round_ms"] == pytest.approx(found["draft_ms"] + found["verify_ms"] + found["other_ms"])
+    assert 0 < found["other_share"] < 1 and found["tokens_per_s"] * found["seconds"] == pytest.approx(60)
+
+
+def test_the_adversary_is_never_accepted(models):
+    verifier, draft = models
+    assert timed(verifier, draft, Adversary, prompts(3, seed=1), Options(3), 20)["mean_acceptance_length"] < 1.1
+    assert timed(verifier, draft, EagleDraft, prompts(3, seed=1), Options(0), 20)["mean_acceptance_length"] == 1.0
+
+
+def turn(scale, plain=10.0):
+    def arm(speed, round_ms):
+        return {"decode_tokens_per_s": speed * scale, "tokens_per_s": speed * scale, "round_ms": round_ms / scale}
+
+    arms = {"k0": arm(100, plain), "k2": arm(130, 14.0), "k3": arm(120, 16.0), "adaptive": arm(110, 12.0), "adversary": arm(50, 17.0)}
+    arms |= {"adaptive_adversary": arm(98, 10.2), "b8_k0": arm(300, 30.0), "b8_k3": arm(200, 90.0), "b8_adaptive": arm(297, 31.0)}
+    return arms | {"transformers": {"decode_tokens_per_s": 25 * scale}}
+
+
+def test_ratios_are_taken_within_a_turn():
+    """The machine's own speed, another one in each turn, cancels."""
+    found = figures([turn(1.0), turn(0.4), turn(2.0)], [2, 3], [8])
+    assert (found["best"], found["best_over_k0"]) == ("k2", pytest.approx(1.3))
+    assert found["ratio_at_asked_tau"] == {"k3": pytest.approx(2.2 * 10 / 16)}
+    assert found["k0_over_transformers"] == pytest.approx(4.0)
+    assert found["batches"]["8"] == pytest.approx({"k0_over_batch_1": 3.0, "k3_over_k0": 2 / 3, "adaptive_over_k0": 0.99})
+    assert found["adaptive_adversary_over_k0"] == pytest.approx(0.98)
+    json.dumps(found)
+
+
+def test_floors_are_of_the_models_own_products(models):
+    verifier, draft = models
+    linears = [m for m in verifier.modules() if isinstance(m, Linear)]
+    assert len(linears) == 4 * len(verifier.layers) + 1
+    assert matmul_seconds(linears, 3, verifier.dtype, verifier.device) > 0
+    assert round_floor(verifier, draft, 3) > 0 and round_floor(verifier, None, 0) > 0
+    rows = context_seconds(verifier, 2, [8, 64])
+    assert [row["context"] for row in rows] == [8, 64] and all(0 < row["attention_s"] < row["verify_s"] for row in rows)
+
+
+@pytest.mark.parametrize("name", ["w4a16", "w8a16"])
+def test_a_quantized_draft_proposes_and_changes_nothing(pair, models, tmp_path, name):
+    verifier, _ = models
+    copy = quantized_copy(pair, tmp_path / "draft", name, edges=True)
+    draft = sb.load_draft(copy, device="cpu", verifier=verifier)
+    assert draft.lm_head.kernel is not None and draft.fc.kernel is not None
+    plain, found = (sb.generate(verifier, draft, prompts(3, seed=1), num_speculative_tokens=k, max_new_tokens=20) for k in (0, 3))
+    assert plain.token_ids == found.token_ids
+
+
+def test_a_whole_run_on_a_tiny_pair(pair, tmp_path, monkeypatch):
+    class Letters:
+        chat_template = None
+
+        def __call__(self, text):
+            return {"input_ids": [ord(c) % 250 + 3 for c in text[:12]]}
+
+    monkeypatch.setattr("specbench.text.load_tokenizer", lambda verifier: Letters())
+    questions = decoding.limit_per_category(decoding.load_prompts(), 1)[:2]
+    small = quantized_copy(pair, tmp_path / "draft", "w8a16", edges=True)
+    found = decoding.measure(
+        pair, questions, small=small, baseline=None, ks=[1, 3], batches=[2], max_new_tokens=12, repeats=1, device="cpu", contexts=[16, 32]
+    )
+    assert found["best"] in ("k1", "k3", "k1_w8a16_draft", "k3_w8a16_draft")
+    assert set(found["round_over_floor"]) == {"k0", found["best"]} and len(found["context"]) == 2
+    assert torch.is_inference_mode_enabled() is False
