@@ -30,7 +30,7 @@ from specbench.text import encode, load_tokenizer
 def read_draft(folder: Path, verifier: Verifier, sample: list[Conversation]) -> tuple[Draft, Tensor]:
     """A finished draft and its vocabulary."""
     vocabulary = read_vocabulary(folder)
-    draft = new_draft(verifier, Settings(), vocabulary, sample)
+    draft = new_draft(verifier, Settings(warm=False), vocabulary, sample)
     load_weights(draft, folder)
     before = json.loads((folder / "config.json").read_text())["norm_before_residual"]
     draft.config = dataclasses.replace(draft.config, norm_before_residual=before)

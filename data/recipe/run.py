@@ -36,7 +36,7 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
     (
         ("own-bf16", "own-w4a16", "templates"),
         Settings(
-            epochs=2, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3, target_temperature=0.7,
+            epochs=6, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3, target_temperature=0.7,
             reachable_only=True, save_minutes=6,
         ),
     ),
