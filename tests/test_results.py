@@ -10,18 +10,26 @@ import pytest
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAIRS = json.loads((ROOT / "data/results/headline.json").read_text())["figures"]
+DECODING = json.loads((ROOT / "data/results/decoding.json").read_text())["figures"]
 
 
 @pytest.mark.parametrize("name", ["w4a16", "bf16"])
 def test_acceptance_and_speedup(name: str) -> None:
     figures = PAIRS[name]
-    assert figures["num_failed"] == 0 and figures["k"] == figures["best_k"] == 3
+    assert figures["num_failed"] == 0 and figures["k"] == 3
     assert f"{figures['mean_acceptance_length']['estimate']:.2f} tokens" in README
     assert f"{figures['best_speedup']['estimate']:.2f} times" in README
+    assert PAIRS["bf16"]["best_k"] == 2 and "at k = 2" in README
 
 
 def test_the_baseline() -> None:
-    assert f"{PAIRS['w4a16']['k0_over_transformers']:.2f} times transformers' `generate`" in README
+    times = PAIRS["w4a16"]["k0_over_transformers"]
+    assert f"{times:.2f} times\ntransformers' `generate`" in README
+
+
+def test_an_8_bit_draft_and_what_verifying_costs() -> None:
+    assert DECODING["best"] == "k2_w8a16_draft" and f"{DECODING['best_over_k0']:.2f} with an 8-bit copy" in README
+    assert f"costs {DECODING['k2_w8a16_draft']['verify_ms'] / DECODING['k0']['verify_ms']:.1f} times one" in README
 
 
 def test_the_figure_is_there() -> None:
