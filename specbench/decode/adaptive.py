@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-BUDGET = 0.03
+BUDGET = 0.015
 FADE = 0.9  # what a past round weighs against the next one in acceptance
 NEW_COST = 0.2  # what a new time weighs against the earlier ones
 FORGET = 0.98  # the same for a place that the round did not propose: what was seen there once is tried again some day

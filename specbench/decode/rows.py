@@ -90,9 +90,14 @@ class Rows:
         """Let states [batch, n, width] of positions lengths - 1 ... wait for the draft."""
         if aux is None or self.states is None:
             return
-        positions = self.lengths[:batch, None] - 1 + torch.arange(aux.shape[1], device=aux.device)
-        rows = torch.arange(batch, device=aux.device)[:, None]
-        self.states[rows, positions % self.states.shape[1]] = aux
+        places = self.lengths[:batch, None] - 1
+        if aux.shape[1] > 1:
+            places = places + torch.arange(aux.shape[1], device=aux.device)
+        places = places % self.states.shape[1]
+        if batch == 1:  # one operator, and cheap: rounds without proposals pay for it as well
+            self.states[0].index_copy_(0, places[0], aux[0])
+        else:
+            self.states[torch.arange(batch, device=aux.device)[:, None], places] = aux
 
     def commit(self, batch: int, tokens: Tensor, accepted: Tensor) -> None:
         """Append tokens [batch, n] up to index accepted [batch]; what is behind it lies beyond the length, seen by nobody."""
