@@ -37,7 +37,7 @@ def reread(
         states: dict[int, Tensor] = {}
         for i in range(0, len(by_length), batch):
             rows = by_length[i : i + batch]
-            for row, found in zip(rows, _states(verifier, [conversations[j] for j in rows], aux_layers), strict=True):
+            for row, found in zip(rows, states_of(verifier, [conversations[j] for j in rows], aux_layers), strict=True):
                 states[row] = found
         ordered = [states[i] for i in range(len(conversations))]
         _save(conversations, ordered, folder / path.name)
@@ -45,7 +45,8 @@ def reread(
     return read
 
 
-def _states(verifier: Any, group: list[Conversation], aux_layers: tuple[int, ...]) -> list[Tensor]:
+@torch.inference_mode()
+def states_of(verifier: Any, group: list[Conversation], aux_layers: tuple[int, ...]) -> list[Tensor]:
     """[T, (K + 1) * hidden] for each conversation; the last row is zero, because nothing was predicted from it."""
     tokens = collate(group).tokens.to(verifier.device)
     rows, length = tokens.shape
