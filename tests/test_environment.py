@@ -86,7 +86,9 @@ def imported(folder: str) -> dict[str, Path]:
     return {name: path for name, path in found.items() if name not in own and name not in sys.stdlib_module_names}
 
 
-@pytest.mark.parametrize(("folder", "extras"), [("specbench", ["notebooks"]), ("data/recipe", ["vllm"]), ("tests", ["notebooks", "test", "ray"])])
+@pytest.mark.parametrize(
+    ("folder", "extras"), [("specbench", ["notebooks"]), ("data/recipe", ["vllm"]), ("tests", ["notebooks", "test", "ray"])]
+)
 def test_every_import_is_a_declared_dependency(folder: str, extras: list[str]) -> None:
     lines = [*PROJECT["dependencies"], *(line for extra in extras for line in EXTRAS[extra])]
     declared = {canonicalize_name(Requirement(line).name) for line in lines}
