@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from .checkpoint.families import look
 from .errors import ConfigError
-from .pair import Checkpoint, Pair
+from .pair import Checkpoint, Pair, text_part
 from .plan import Plan, brief, resolve
 from .policies import POLICIES
 from .speculative import METHOD, PLAIN, SpeculativeConfig, check_speculative_config, parse_speculative_config
@@ -182,14 +182,9 @@ def _trtllm(job: Job, keys: frozenset[str]) -> str:
 
 def _captured(job: Job) -> list[int]:
     """The plan's layers as TensorRT-LLM counts them: what enters layer i has left layer i - 1; -1 is the last state after its norm."""
-    last = int(_text(job.verifier)["num_hidden_layers"]) + 1
+    last = int(text_part(job.verifier.config)["num_hidden_layers"]) + 1
     layers = list(job.plan["aux_layers"])
     return [] if 0 in layers else [-1 if layer == last else layer - 1 for layer in layers]
-
-
-def _text(verifier: Checkpoint) -> dict[str, Any]:
-    nested = verifier.config.get("text_config")
-    return nested if isinstance(nested, dict) else verifier.config
 
 
 def _option(name: str, value: Any) -> list[list[str]]:
@@ -224,7 +219,7 @@ def _remedy(name: str, value: Any, policy: str) -> str:
 
 
 def _aux_sglang(job: Job) -> str:
-    layers, n = job.plan["aux_layers"], int(_text(job.verifier)["num_hidden_layers"])
+    layers, n = job.plan["aux_layers"], int(text_part(job.verifier.config)["num_hidden_layers"])
     ids = look(job.draft.config, f"eagle_config.{AUX_KEY}").value or []
     reads = tuple(i + (ids[0] == 1) for i in ids) or (2, n // 2, n - 3)
     if job.plan["use_fc"] and reads != layers:
@@ -262,7 +257,7 @@ def _embedding(job: Job) -> str:
 
 
 def _longer(job: Job) -> str:
-    own, other = job.plan["max_position_embeddings"], _text(job.verifier).get("max_position_embeddings") or 0
+    own, other = job.plan["max_position_embeddings"], text_part(job.verifier.config).get("max_position_embeddings") or 0
     return f"the draft's max_position_embeddings {own} is raised to the verifier's {other}" if own < other else ""
 
 

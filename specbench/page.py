@@ -129,8 +129,9 @@ def _settings(root: Path) -> list[str]:
     found = [root] if read_provenance(root) else sorted(path.parent for path in root.rglob("provenance.json"))
     for folder in found:
         facts = read_provenance(folder)
-        rows = {key: value for key, value in _flat(facts).items() if not key.startswith("checkpoints.") or ".files." not in key}
-        hashes = {key: value for key, value in _flat(facts).items() if ".files." in key}
+        flat = _flat(facts)
+        rows = {key: value for key, value in flat.items() if not key.startswith("checkpoints.") or ".files." not in key}
+        hashes = {key: value for key, value in flat.items() if ".files." in key}
         name = html.escape(str(facts.get("run_id", folder.name)))
         parts.append(f"<details><summary>Settings and origin of {name}</summary>{_pairs(rows)}<h3>Files</h3>{_pairs(hashes)}</details>")
     return ["<h2>Settings and origin</h2>", *parts] if parts else []

@@ -185,3 +185,9 @@ def quantization_section(folder: Path, config: dict[str, Any]) -> tuple[dict[str
         if isinstance(nested, dict) and nested.get("quant_algo"):
             return {"quant_method": "modelopt", **nested}, "hf_quant_config.json: quantization"
     return None, ""
+
+
+def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The language model's part of a verifier's config: multimodal ones nest it under `text_config`."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config

@@ -15,7 +15,7 @@ from .checkpoint.families import Dialect, Found, look
 from .checkpoint.files import TensorInfo
 from .checkpoint.rope import Rope, read_rope
 from .errors import ConfigError
-from .pair import Checkpoint
+from .pair import Checkpoint, text_part
 from .policies import Policy
 
 SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps", "max_position_embeddings")
@@ -50,10 +50,9 @@ class Question:
     overrides: dict[str, Any]
 
     @property
-    def verifier_config(self) -> dict[str, Any]:
+    def verifier_config(self) -> Mapping[str, Any]:
         """The verifier's text part: multimodal configs nest it under `text_config`."""
-        nested = self.verifier.config.get("text_config")
-        return nested if isinstance(nested, dict) else self.verifier.config
+        return text_part(self.verifier.config)
 
     def fail(self, text: str, code: str, evidence: Mapping[str, Any] | None = None) -> ConfigError:
         """The error of a rule that cannot decide; code and evidence as in `SpecbenchError`."""

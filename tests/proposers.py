@@ -92,7 +92,9 @@ class Oracle(Solo):
         self.committed = self.committed + tokens[0].tolist()
         assert self.committed == (self.known.prompt + self.known.tokens)[: len(self.committed)]
         assert aux.shape[1] == tokens.shape[1]
-        assert torch.allclose(aux, self.known.aux[:, start : start + tokens.shape[1]], atol=1e-4), "states of rejected or shifted rows"
+        known = self.known.aux[:, start : start + tokens.shape[1]]
+        # by the largest of them: fp32 sums differ with the number of rows, more on some processors than on others
+        assert (aux - known).abs().max() <= 1e-5 * known.abs().max() + 1e-6, "states of rejected or shifted rows"
 
     def ahead(self, count):
         self.asked.append(count)

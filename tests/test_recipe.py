@@ -265,6 +265,6 @@ def test_made_prompts_are_distinct_deterministic_and_clear_of_the_evaluation_pro
     assert invent.admitted([{"category": "stem", "prompt": text} for text in near], held_out) == []
 
 
-def test_largest_is_argmax() -> None:
+def test_best_is_argmax() -> None:
     logits = torch.randn(5, 2500)
-    assert torch.equal(generate.largest(logits), logits.argmax(-1))
+    assert torch.equal(generate.best(logits), logits.argmax(-1))

@@ -12,7 +12,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from corpus import Conversation, answer_counts, batches, load
 from draft import Draft
 from evaluate import conditional, foresight, walk
@@ -64,13 +63,13 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--tokens", type=int, default=128, help="new tokens at most")
     given = parser.parse_args()
-    torch.set_num_threads(torch.get_num_threads())
     categories = [json.loads(line)["category"] for line in EVALUATION.read_text().splitlines()]
     for name in ("bf16", "w4a16"):
         folder = given.work / f"evaluation-{name}-{given.tokens}"
         if not folder.exists():
             writer = load_bundled(name)
-            encoded = [encode(load_tokenizer(writer), prompt) for prompt in evaluation_prompts()]
+            tokenizer = load_tokenizer(writer)
+            encoded = [encode(tokenizer, prompt) for prompt in evaluation_prompts()]
             write_text(
                 writer,
                 encoded,

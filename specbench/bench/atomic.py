@@ -1,4 +1,4 @@
-"""Write a file whole or not at all.
+"""Write a file whole or not at all, and read a record back that may not be there.
 
 What enters: a path and what it shall hold. What leaves: the file, under its name only once it is complete. It does not know what it means.
 """
@@ -25,3 +25,12 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by `value` as indented JSON; NaN and infinities are refused (ValueError), as they are no JSON."""
     write_bytes(path, (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode())
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """The JSON object that a file holds; empty where there is no file, or something else in it."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -23,6 +23,7 @@ from ..decode.request import Options, Request
 from ..models.decoder import Decoder
 from ..models.eagle3 import Eagle3
 from ..pair import Checkpoint, Pair
+from ..text import Generations
 from .atomic import write_json
 from .floor import context_seconds, round_floor
 from .prompts import Prompt, limit_per_category, load_prompts
@@ -65,8 +66,9 @@ def measure(
         arms[name] = lambda: timed(verifier, drafts[which], proposer, ids, options, max_new_tokens)
 
     arm("k0", 0, 1)
-    for k, which in ((k, which) for k in sorted({*ks} - {0}) for which in drafts):
-        arm(f"k{k}{which}", k, 1, which=which)
+    chains = {f"k{k}{which}": (k, which) for k in sorted({*ks} - {0}) for which in drafts}
+    for name, (k, which) in chains.items():
+        arm(name, k, 1, which=which)
     arm("adaptive", max(ks), 1, adaptive=True)
     arm("adversary", max(ks), 1, proposer=Adversary)
     arm("adaptive_adversary", max(ks), 1, adaptive=True, proposer=Adversary)
@@ -88,7 +90,7 @@ def measure(
                 rounds.append(found)
     result: dict[str, Any] = figures(rounds, ks, batches)
     best = result["best"]
-    k, which = int(best[1]), best[2:]
+    k, which = chains[best]
     floors = {"k0": round_floor(verifier, None, 0), best: round_floor(verifier, drafts[which], k, result[best]["mean_acceptance_length"])}
     result["matmul_floor_ms"] = {name: 1e3 * seconds for name, seconds in floors.items()}
     result["round_over_floor"] = {name: result[name]["round_ms"] / floor for name, floor in result["matmul_floor_ms"].items()}
@@ -113,21 +115,18 @@ def timed(
     for _ in run:
         pass
     seconds = time.perf_counter() - started
-    made = run.generations()
-    decode = sum(g.timing.decode_s for g in made)
-    steps = sum(len(g.accepted_per_round) for g in made)
-    drafts = [a for g in made for a, p in zip(g.accepted_per_round, g.proposed_per_round, strict=True) if p]
-    draft_s, verify_s = (sum(getattr(g.timing, name) for g in made) for name in ("draft_s", "verify_s"))
-    other = decode - draft_s - verify_s - sum(g.timing.draft_prefill_s for g in made)
+    made = Generations(tuple(run.generations()), [])
+    timing, steps = made.timing, sum(map(len, made.accepted_per_round))
+    tokens = sum(map(len, made.token_ids))
     return {
-        "tokens_per_s": sum(len(g.token_ids) for g in made) / seconds,
-        "decode_tokens_per_s": sum(len(g.token_ids) - 1 for g in made) / decode,
-        "mean_acceptance_length": 1 + sum(drafts) / len(drafts) if drafts else 1.0,
-        "round_ms": 1e3 * (draft_s + verify_s + other) / steps,
-        "draft_ms": 1e3 * draft_s / steps,
-        "verify_ms": 1e3 * verify_s / steps,
-        "other_ms": 1e3 * other / steps,
-        "other_share": other / decode,
+        "tokens_per_s": tokens / seconds,
+        "decode_tokens_per_s": (tokens - len(made)) / timing.decode_s,
+        "mean_acceptance_length": made.mean_acceptance_length if options.num_speculative_tokens else 1.0,
+        "round_ms": 1e3 * (timing.draft_s + timing.verify_s + timing.other_s) / steps,
+        "draft_ms": 1e3 * timing.draft_s / steps,
+        "verify_ms": 1e3 * timing.verify_s / steps,
+        "other_ms": 1e3 * timing.other_s / steps,
+        "other_share": timing.other_s / timing.decode_s,
         "seconds": seconds,
     }
 
@@ -194,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--eager", action="store_true", help="record no CUDA graphs")
-    parser.add_argument("--plain-draft", action="store_true", help="leave out the arms with a 8-bit copy of the draft")
+    parser.add_argument("--plain-draft", action="store_true", help="leave out the arms with an 8-bit copy of the draft")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--out", type=Path, help="JSON file to write, with provenance")
     options = parser.parse_args(arguments)

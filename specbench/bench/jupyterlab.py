@@ -29,9 +29,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError
-from .atomic import write_json
+from .atomic import json_object, write_json
 from .notebooks import check_parameters, parse_value, read_parameters
 from .records import new_run
+from .report import WIDGET
 from .session import MARKER, runs_root
 from .sweep_local import child_environment
 
@@ -220,12 +221,11 @@ def _look(page: Any, opened: Opened, notebook: Path, folder: Path) -> None:
     opened.errors += [f"code cell {n}: {o['ename']}: {o['evalue']}" for n, o in outputs if o["output_type"] == "error"]
     opened.errors += [f"code cell {n} did not run" for n, cell in enumerate(cells, 1) if cell["execution_count"] is None]
     opened.figures = seen["images"]
-    widget = "application/vnd.jupyter.widget-view+json"
     opened.bars = len(
-        {n for n, o in outputs if widget in o.get("data", {}) or (o.get("name") == "stderr" and "it/s" in "".join(o["text"]))}
+        {n for n, o in outputs if WIDGET in o.get("data", {}) or (o.get("name") == "stderr" and "it/s" in "".join(o["text"]))}
     )
     marker = folder / notebook.stem / MARKER
-    if not (marker.is_file() and json.loads(marker.read_bytes()).get("complete") is True):
+    if json_object(marker).get("complete") is not True:
         opened.errors.append(f"{marker} does not say that it is complete")
 
 

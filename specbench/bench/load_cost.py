@@ -7,18 +7,15 @@ earlier out of the figure; the files may lie in the page cache.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from ..errors import SpecbenchError
 from ..pair import Checkpoint, Pair, open_pair
 from .memory import peak, reset_peak, resident, settle
-
-ROOT = Path(__file__).resolve().parents[2]
+from .sweep_local import child_environment
 
 
 class LoadCostError(SpecbenchError, RuntimeError):
@@ -44,9 +41,8 @@ def draft_load_cost(pair: Pair, *, policy: str = "draft", device: str = "auto", 
         LoadCostError: that process failed; its last lines are in the text.
     """
     request = {"verifier": _source(pair.verifier), "draft": _source(pair.draft), "policy": policy, "device": device, "dtype": dtype}
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "specbench.bench.load_cost", json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(None, None), check=False)
     if done.returncode != 0:
         raise LoadCostError(f"measuring the load of {pair.draft.name} ended with status {done.returncode}:\n{done.stderr.strip()[-2000:]}")
     return LoadCost(**json.loads(done.stdout.splitlines()[-1]))

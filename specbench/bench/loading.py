@@ -29,8 +29,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import SpecbenchError
+from .memory import peak, reset_peak, resident
+from .sweep_local import child_environment
 
-ROOT = Path(__file__).resolve().parents[2]
 MEMORY_TARGET, SPEED_TARGET = 1.2, 0.6
 STEP = 128  # hidden sizes are multiples of it: heads of 128
 LAYERS, VOCAB, DRAFT_WIDTH = 6, 8, 8  # of the verifier; rows of embeddings and of the draft's MLP in hidden sizes. Both models: 50 hidden^2
@@ -134,13 +135,14 @@ def measure(which: str, cold: bool, verifier: str, draft: str, load_config: dict
     for name in [*jobs, *jobs][first : first + len(jobs)]:
         if cold and not drop_pages(file):
             return None
-        before = _reset_peak()
+        before = resident() if reset_peak() else None
         cpu, start = time.process_time(), time.perf_counter()
         kept = jobs[name]()
         facts |= {f"{name}_seconds": time.perf_counter() - start, f"{name}_cpu_seconds": time.process_time() - cpu}
-        if name == "load" and before is not None:
+        highest = peak()
+        if name == "load" and before is not None and highest is not None:
             storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in kept.parameters()}
-            facts |= {"extra_bytes": _status("VmHWM") - before, "kept_bytes": sum(storages.values())}
+            facts |= {"extra_bytes": highest - before, "kept_bytes": sum(storages.values())}
         del kept
     return facts
 
@@ -168,20 +170,6 @@ def drop_pages(file: Path) -> bool:
         except OSError:
             return False
     return False
-
-
-def _status(field: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
-def _reset_peak() -> int | None:
-    """Resident bytes now, from which the peak counts; None where the system does not tell."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-        return _status("VmRSS")
-    except OSError:
-        return None
 
 
 # --- all of them
@@ -212,9 +200,8 @@ def _figures(turn: dict[str, float]) -> dict[str, float]:
 
 
 def _child(request: dict[str, Any]) -> dict[str, float] | None:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-m", "specbench.bench.loading", "--measure", json.dumps(request)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=child_environment(None, None), check=False)
     if done.returncode != 0:
         raise LoadingError(f"measuring {request['which']} ended with status {done.returncode}:\n{done.stderr.strip()[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])

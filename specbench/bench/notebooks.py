@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ConfigError, SpecbenchError
-from .atomic import write_json
+from .atomic import json_object, write_json
 from .kernel import KernelError, kernel_manager_class
 from .report import write_report
 from .session import MARKER, state
@@ -211,7 +211,7 @@ def _clear(folder: Path) -> None:
 
 
 def _marker_facts(folder: Path, source: Path) -> dict[str, Any]:
-    marker = _json(folder / MARKER)
+    marker = json_object(folder / MARKER)
     if marker.get("status") != "complete":
         raise ConfigError(
             f"{source.name} ran to its end without its marker ({folder / MARKER} says {marker.get('status')!r}); "
@@ -221,17 +221,9 @@ def _marker_facts(folder: Path, source: Path) -> dict[str, Any]:
 
 
 def _finished(folder: Path, wanted: dict[str, Any]) -> dict[str, Any] | None:
-    record = _json(folder / RECORD)
+    record = json_object(folder / RECORD)
     same = all(record.get(key) == value for key, value in wanted.items())
-    return record if same and record.get("complete") and _json(folder / MARKER).get("complete") else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return record if same and record.get("complete") and json_object(folder / MARKER).get("complete") else None
 
 
 def _mark_output(output: Path) -> str:

@@ -7,7 +7,6 @@ their own, and one table read back from many such folders. It does not know how 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import warnings
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import DataError
-from .atomic import write_bytes, write_json
+from .atomic import json_object, write_bytes, write_json
 from .schema import SCHEMA_VERSION, Row, schema, to_frame, to_pandas, upgrade
 
 if TYPE_CHECKING:
@@ -162,11 +161,7 @@ def _read(file: Path) -> pd.DataFrame:
 
 def read_provenance(folder: str | Path) -> dict[str, Any]:
     """What a run folder says of its run; empty where it says nothing readable."""
-    try:
-        value = json.loads((Path(folder) / PROVENANCE).read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return json_object(Path(folder) / PROVENANCE)
 
 
 def _is_complete(folder: Path) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from ..decode.draft import EagleDraft
+from ..decode.sampling import best
 from ..decode.verify import verify
 from ..models.decoder import Decoder
 from ..models.eagle3 import Eagle3
@@ -56,6 +57,6 @@ def round_seconds(verifier: Decoder, draft: Eagle3, k: int) -> RoundSeconds:
         end = CONTEXT + k + 1
         chain.extend(ids[:, CONTEXT + 1 : end + 1], scored.aux, slots[:, CONTEXT:end], lengths * 0 + k, 0, end, False)
 
-    plain = median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores.argmax(-1), device)
-    whole = median(lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores.argmax(-1), device)
+    plain = median(lambda: best(verify(verifier, cache, pending, None, lengths, CONTEXT + 1, ()).scores), device)
+    whole = median(lambda: best(verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers).scores), device)
     return RoundSeconds(k, plain, whole, median(draft_round, device))

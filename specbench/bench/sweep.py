@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError
-from .atomic import write_json
+from .atomic import json_object, write_json
 from .notebooks import RECORD, check_parameters
 from .records import now
 from .session import MARKER
@@ -46,7 +46,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        return all(_json(self.folder / name).get("complete") is True for name in (RECORD, MARKER))
+        return all(json_object(self.folder / name).get("complete") is True for name in (RECORD, MARKER))
 
 
 def sweep_file(
@@ -177,7 +177,7 @@ def _set_aside(run: Run, earlier: Path) -> None:
 
 
 def _row(run: Run, exits: Mapping[str, int]) -> dict[str, Any]:
-    exit_status, record = exits.get(run.run_id), _json(run.folder / RECORD)
+    exit_status, record = exits.get(run.run_id), json_object(run.folder / RECORD)
     good = exit_status == 0 and run.complete
     status = "not run" if exit_status is None else "complete" if good else "failed"
     error = None if good or exit_status is None else record.get("error") or _last_line(run.log)
@@ -192,11 +192,3 @@ def _row(run: Run, exits: Mapping[str, int]) -> dict[str, Any]:
 def _last_line(log: Path) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "no output") + f" (log: {log})"
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -5,6 +5,7 @@ What enters: a config dictionary. What leaves: a `Rope`. It does not know which 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +33,7 @@ class Rope:
         return f"theta {self.theta:g}{scaling}"
 
 
-def read_rope(config: dict[str, Any], where: str, max_positions: int) -> tuple[Rope, str]:
+def read_rope(config: Mapping[str, Any], where: str, max_positions: int) -> tuple[Rope, str]:
     """Rotary settings from `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (before).
 
     Returns:

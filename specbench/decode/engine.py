@@ -68,8 +68,7 @@ class Run:
         self.clock = StageClock(verifier.device)
 
     def _allocate(self) -> None:
-        context = self.verifier.config.max_position_embeddings
-        longest = max(min(len(r.prompt_ids) + r.max_new_tokens, context) for r in self.requests)
+        longest = max(self._limit(request) for request in self.requests)
         length, rows = longest + self.block, min(self.options.batch_size, len(self.requests))
         width = self.proposer.width if self.proposer else 0
         penalised = any(r.sampling.penalised for r in self.requests)
@@ -252,10 +251,13 @@ class Run:
         self._release(updates)
         return updates
 
+    def _limit(self, request: Request) -> int:
+        """Tokens that a sequence may come to, the prompt's counted."""
+        return min(len(request.prompt_ids) + request.max_new_tokens, self.verifier.config.max_position_embeddings)
+
     def _sequence(self, index: int, now: float) -> Active:
         request = self.requests[index]
-        context = self.verifier.config.max_position_embeddings
-        limit = min(len(request.prompt_ids) + request.max_new_tokens, context)
+        limit = self._limit(request)
         cut: FinishReason = "length" if limit == len(request.prompt_ids) + request.max_new_tokens else "context"
         stops = self.verifier.eos_ids if request.stop_ids is None else frozenset(request.stop_ids)
         seed = request.sampling.seed if request.sampling.seed is not None else int(torch.randint(2**62, ()))

@@ -47,18 +47,13 @@ def prefill(run: Run, joining: list[Active]) -> tuple[list[int], list[list[Logpr
         if longest > 1:
             pairs = None if aux is None else aux[:, :-1]
             run.proposer.extend(tokens[:, 1:], pairs, positions[:, :-1], (lengths - 2).clamp(min=0), row, longest - 1, True)
-        if aux is not None and rows.states is not None:
-            place_of = torch.arange(row, end, device=device)
-            rows.states[place_of, (lengths - 1) % rows.states.shape[1]] = aux.gather(1, last.expand(-1, 1, aux.shape[2]))[:, 0]
+        rows.keep(batch, None if aux is None else aux.gather(1, last.expand(-1, 1, aux.shape[2])), row)
         run.clock.mark("draft_prefill")
     if run.clock.cuda:
         torch.cuda.synchronize()
     times = run.clock.settle()
     # the first token: beyond the prompt, not yet a round
-    rows.tokens[row:end].scatter_(1, lengths[:, None], first)
-    if rows.settings.counts is not None:
-        rows.settings.counts[row:end].scatter_add_(1, first, torch.ones_like(first, dtype=torch.int16))
-    rows.lengths[row:end] += 1
+    rows.commit(batch, first, torch.zeros_like(lengths), row)
     for sequence in joining:
         sequence.drafted = len(sequence.tokens) - 1
         sequence.timing.prefill_s = times["prefill"]

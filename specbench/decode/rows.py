@@ -86,25 +86,27 @@ class Rows:
         last = (self.lengths[:batch] - 2 - self.drafted[:batch]).clamp(min=0)  # parked rows have no pair
         return tokens, states, positions, last
 
-    def keep(self, batch: int, aux: Tensor | None) -> None:
-        """Let states [batch, n, width] of positions lengths - 1 ... wait for the draft."""
+    def keep(self, batch: int, aux: Tensor | None, row: int = 0) -> None:
+        """Let states [batch, n, width] of positions lengths - 1 ... of `batch` rows from `row` on wait for the draft."""
         if aux is None or self.states is None:
             return
-        places = self.lengths[:batch, None] - 1
+        places = self.lengths[row : row + batch, None] - 1
         if aux.shape[1] > 1:
             places = places + torch.arange(aux.shape[1], device=aux.device)
         places = places % self.states.shape[1]
         if batch == 1:  # one operator, and cheap: rounds without proposals pay for it as well
-            self.states[0].index_copy_(0, places[0], aux[0])
+            self.states[row].index_copy_(0, places[0], aux[0])
         else:
-            self.states[torch.arange(batch, device=aux.device)[:, None], places] = aux
+            self.states[torch.arange(row, row + batch, device=aux.device)[:, None], places] = aux
 
-    def commit(self, batch: int, tokens: Tensor, accepted: Tensor) -> None:
-        """Append tokens [batch, n] up to index accepted [batch]; what is behind it lies beyond the length, seen by nobody."""
-        lengths = self.lengths[:batch]
+    def commit(self, batch: int, tokens: Tensor, accepted: Tensor, row: int = 0) -> None:
+        """Append tokens [batch, n] up to index accepted [batch] to `batch` rows from `row` on; what is behind it lies beyond the length,
+        seen by nobody."""
+        chosen = slice(row, row + batch)
+        lengths = self.lengths[chosen]
         index = torch.arange(tokens.shape[1], device=tokens.device)
-        self.tokens[:batch].scatter_(1, lengths[:, None] + index, tokens)
+        self.tokens[chosen].scatter_(1, lengths[:, None] + index, tokens)
         if self.settings.counts is not None:
             real = (index <= accepted[:, None]).to(torch.int16)
-            self.settings.counts[:batch].scatter_add_(1, tokens, real)
-        torch.minimum(lengths + accepted + 1, self.limits[:batch], out=lengths)
+            self.settings.counts[chosen].scatter_add_(1, tokens, real)
+        torch.minimum(lengths + accepted + 1, self.limits[chosen], out=lengths)

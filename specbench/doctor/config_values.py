@@ -11,8 +11,9 @@ from math import isfinite
 from typing import Any
 
 from ..checkpoint.families import Dialect, look
+from ..pair import text_part
 from .findings import Finding, shown
-from .subject import finding, text_part
+from .subject import finding
 
 LARGEST = 1 << 26  # of any size; real ones stay below 300,000
 MOST_LAYERS = 1024

@@ -12,9 +12,9 @@ from typing import Any
 from ..checkpoint.families import look
 from ..checkpoint.files import read_json
 from ..errors import CheckpointFileError
-from ..pair import Checkpoint
+from ..pair import Checkpoint, text_part
 from .findings import Affected, Finding
-from .subject import SIDES, Subject, finding, text_part
+from .subject import SIDES, Subject, finding
 
 TOKENIZER = "tokenizer.json"
 SHOWN = 3

@@ -59,12 +59,6 @@ def finding(
     return Finding(code, severity or page.severity, sentence, evidence_of(evidence or {}), affected, page.sees, fix or page.fix)
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The language model's part of a verifier's config: multimodal ones nest it under `text_config`."""
-    nested = config.get("text_config")
-    return nested if isinstance(nested, dict) else config
-
-
 def place_of(subject: Subject, place: str) -> str:
     """A place as rules spell it, with the name of the file: "draft tensors: fc.weight" as "draft model.safetensors: fc.weight"."""
     side, _, rest = place.partition(" ")

@@ -14,11 +14,11 @@ from typing import Any
 
 from ..checkpoint.files import TensorInfo
 from ..errors import ConfigError
-from ..pair import Checkpoint
+from ..pair import Checkpoint, text_part
 from ..quant.scheme import Scheme, parse_quantization
 from ..settings import QUANTIZED_LEAVES
 from .findings import Finding
-from .subject import PLAIN_DTYPES, finding, text_part
+from .subject import PLAIN_DTYPES, finding
 
 LAYER = re.compile(r"(?:model\.|model\.language_model\.|language_model\.model\.|language_model\.)layers\.(\d{1,6})\.(.+)")
 OTHER_EXPERTS = re.compile(r"\.experts\.(?!0\.)\d+\.")  # stored as the first one, and there may be ten thousand

@@ -65,16 +65,7 @@ class LayerCache:
 
     def update(self, new: Tensor, step: Step) -> tuple[Tensor, Tensor]:
         """Write keys and values [b, n, 2 * kv_heads, d] at `step.slots`; return keys and values [b, kv_heads, limit, d]."""
-        if self.rounded_to is not None:
-            new = new.to(self.rounded_to).to(new.dtype)
-        batch = new.shape[0]
-        kv = self.kv if batch == self.kv.shape[0] else self.kv.narrow(0, step.row, batch)
-        if batch == 1:
-            kv.index_copy_(2, step.slots.view(-1), new.transpose(1, 2))
-        else:
-            rows = torch.arange(batch, device=new.device)[:, None]
-            kv.transpose(1, 2).index_put_((rows, step.slots), new)
-        keys, values = kv.narrow(2, 0, step.limit).split(self.kv_heads, 1)
+        keys, values = write_slots(self.kv, new, step.slots, step.row, step.limit, self.rounded_to).split(self.kv_heads, 1)
         return keys, values
 
 
@@ -107,17 +98,42 @@ class Cache:
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` slots of row `source` over row `target`."""
         for layer in self.layers:
-            layer.kv[target, :, :length] = layer.kv[source, :, :length]
+            move_row(layer.kv, source, target, length)
 
     def gather(self, sources: Tensor, targets: Tensor) -> None:
         """In every row b of the first ones, copy slots sources[b] [b, n] to slots targets[b]; read before written."""
-        rows = torch.arange(sources.shape[0], device=sources.device)[:, None]
         for layer in self.layers:
-            by_slot = layer.kv.transpose(1, 2)
-            by_slot[rows, targets] = by_slot[rows, sources]
+            gather_slots(layer.kv, sources, targets)
 
     def nbytes(self) -> int:
         return sum(layer.kv.nbytes for layer in self.layers)
+
+
+def write_slots(held: Tensor, new: Tensor, slots: Tensor, row: int, limit: int, rounded_to: torch.dtype | None) -> Tensor:
+    """Write `new` [b, n, heads, d] at slots [b, n] of rows row .. row + b - 1 of `held` [B, heads, S, d]; return those rows' first `limit`
+    slots, [b, heads, limit, d]. rounded_to: a narrower dtype that values pass through, or None."""
+    if rounded_to is not None:
+        new = new.to(rounded_to).to(new.dtype)
+    batch = new.shape[0]
+    held = held if batch == held.shape[0] else held.narrow(0, row, batch)
+    if batch == 1:
+        held.index_copy_(2, slots.view(-1), new.transpose(1, 2))
+    else:
+        rows = torch.arange(batch, device=new.device)[:, None]
+        held.transpose(1, 2).index_put_((rows, slots), new)
+    return held.narrow(2, 0, limit)
+
+
+def move_row(held: Tensor, source: int, target: int, length: int) -> None:
+    """Copy the first `length` slots of row `source` of `held` [B, heads, S, d] over row `target`."""
+    held[target, :, :length] = held[source, :, :length]
+
+
+def gather_slots(held: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """In the first rows b of `held` [B, heads, S, d], copy slots sources[b] [b, n] to slots targets[b]; read before written."""
+    rows = torch.arange(sources.shape[0], device=sources.device)[:, None]
+    by_slot = held.transpose(1, 2)
+    by_slot[rows, targets] = by_slot[rows, sources]
 
 
 def visible(

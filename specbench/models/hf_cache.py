@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from .cache import Step
+from .cache import Step, gather_slots, move_row, write_slots
 
 
 class SlotCache(transformers.Cache):
@@ -44,28 +44,18 @@ class SlotCache(transformers.Cache):
 
     def _write(self, held: Tensor, new: Tensor) -> Tensor:
         assert self.step is not None
-        if self.rounded_to is not None:
-            new = new.to(self.rounded_to).to(new.dtype)
-        batch, slots = new.shape[0], self.step.slots.to(held.device)
-        held = held.narrow(0, self.step.row, batch)
-        if batch == 1:
-            held.index_copy_(2, slots[0], new)
-        else:
-            rows = torch.arange(batch, device=held.device)[:, None]
-            held.transpose(1, 2)[rows, slots] = new.transpose(1, 2)
-        return held.narrow(2, 0, self.step.limit)
+        slots = self.step.slots.to(held.device)
+        return write_slots(held, new.transpose(1, 2), slots, self.step.row, self.step.limit, self.rounded_to)
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` slots of row `source` over row `target`."""
         for tensor in self._all():
-            tensor[target, :, :length] = tensor[source, :, :length]
+            move_row(tensor, source, target, length)
 
     def gather(self, sources: Tensor, targets: Tensor) -> None:
         """In every row b of the first ones, copy slots sources[b] [b, n] to slots targets[b]; read before written."""
         for tensor in self._all():
-            rows = torch.arange(sources.shape[0], device=tensor.device)[:, None]
-            by_slot = tensor.transpose(1, 2)
-            by_slot[rows, targets.to(tensor.device)] = by_slot[rows, sources.to(tensor.device)]
+            gather_slots(tensor, sources.to(tensor.device), targets.to(tensor.device))
 
     def nbytes(self) -> int:
         """Bytes of what is allocated: nothing before the first pass."""
