@@ -19,9 +19,13 @@ from .errors import ConfigError
 Policy = Annotated[str, typer.Option(help="Whose rules the draft is loaded by.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda ...")]
 Dtype = Annotated[str, typer.Option(help="auto is the verifier's own.")]
+MinP = Annotated[float, typer.Option(help="0 is off.")]
+RepetitionPenalty = Annotated[float, typer.Option(help="Divides scores of tokens seen; 1 is off.")]
+PresencePenalty = Annotated[float, typer.Option(help="Off scores of tokens written; 0 is off.")]
+FrequencyPenalty = Annotated[float, typer.Option(help="Off scores of tokens written, each time; 0 is off.")]
 Shape = Annotated[tuple[int, int, int] | None, typer.Option(metavar="DEPTH TOP_K NODES", help="A draft tree instead of a chain.")]
-SHOWN = ("engine", "k", "batch_size", "temperature", "num_prompts", "num_failed", "mean_acceptance_length", "draft_acceptance_rate",
-    "decode_tokens_per_second", "speedup", "speedup_low", "speedup_high")  # fmt: skip
+SHOWN = ("engine", "k", "draft_shape", "batch_size", "temperature", "num_prompts", "num_failed", "mean_acceptance_length",
+    "draft_acceptance_rate", "decode_tokens_per_second", "speedup", "speedup_low", "speedup_high")  # fmt: skip
 
 
 def generate(
@@ -37,9 +41,14 @@ def generate(
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: MinP = 0.0,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     stop: Annotated[list[str] | None, typer.Option(help="End with the token that completes this text; may be repeated.")] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 1,
+    adaptive: Annotated[bool, typer.Option("--adaptive", help="Choose k for each round, up to the number given.")] = False,
     tree: Shape = None,
     policy: Policy = "draft",
     device: Device = "auto",
@@ -65,7 +74,8 @@ def generate(
     loaded = load_draft(pair, policy, device=device, dtype=dtype, verifier=target) if drafting else None
     out = decode(
         target, loaded, prompts, num_speculative_tokens=num_speculative_tokens, max_new_tokens=max_new_tokens, temperature=temperature,
-        top_k=top_k, top_p=top_p, seed=seed, stop=stop or (), batch_size=batch_size, tree=tree,
+        top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty, seed=seed, stop=stop or (), batch_size=batch_size, adaptive=adaptive, tree=tree,
     )  # fmt: skip
     figures: dict[str, Any] = {
         "mean_acceptance_length": out.mean_acceptance_length if drafting else None, "acceptance_per_position": out.acceptance_per_position,
@@ -98,7 +108,12 @@ def bench(
     temperature: Annotated[list[float] | None, typer.Option(help="0 is greedy; repeat it.")] = None,
     top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
     top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    adaptive: Annotated[list[int] | None, typer.Option(metavar="K", help="Choose k for each round, up to this; repeat it.")] = None,
     tree: Shape = None,
     repeats: Annotated[int, typer.Option(help="Of everything, for the spread of times.")] = 1,
     max_new_tokens: Annotated[int, typer.Option(help="Tokens per turn.")] = 128,
@@ -126,9 +141,10 @@ def bench(
         asked = limit_per_category(load_prompts(prompts or "specbench"), prompts_per_category)
     folder = run_dir or new_run(runs_root(), "benchmark")
     table = benchmark(
-        pair, asked, num_speculative_tokens or (0, 1, 3, 5), trees=[tree] if tree else (), batch_size=batch_size or 1,
-        temperature=temperature or 0.0, top_k=top_k, top_p=top_p, seed=seed, repeats=repeats, max_new_tokens=max_new_tokens, policy=policy,
-        device=device, dtype=dtype, run_dir=folder,
+        pair, asked, num_speculative_tokens or (0, 1, 3, 5), adaptive=adaptive or (), trees=[tree] if tree else (),
+        batch_size=batch_size or 1, temperature=temperature or 0.0, top_k=top_k, top_p=top_p, min_p=min_p,
+        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed,
+        repeats=repeats, max_new_tokens=max_new_tokens, policy=policy, device=device, dtype=dtype, run_dir=folder,
     )  # fmt: skip
     figures = summarize(table)
     write_table(figures if as_json else figures[[name for name in SHOWN if name in figures]], as_json)

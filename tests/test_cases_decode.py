@@ -116,8 +116,9 @@ def test_b070_exact_ties_go_to_the_lowest_id_with_and_without_a_draft(tmp_path, 
                 verifier, EagleDraft(draft), prompt, num_speculative_tokens=k, max_new_tokens=24, eos_ids=(), aux_layers=draft.aux_layers
             )
             assert all(t % 2 == 0 for t in found.token_ids)
-            label = compare(verifier, prompt, plain.token_ids, found.token_ids).label
-            assert label == "identical" or (dtype == "bfloat16" and label == "numeric")
+            check = compare(verifier, prompt, plain.token_ids, found.token_ids)
+            assert check.label == "identical" or (dtype == "bfloat16" and check.label == "numeric")
+            assert check.exact_ties == 24, "every place is a tie, and is counted"
 
 
 @pytest.mark.parametrize("case", ["W4A16", "NVFP4A16"])

@@ -9,7 +9,7 @@ import torch
 from tiny import tiny_pair
 
 from specbench.decode.engine import decode
-from specbench.decode.lossless import compare, greedy_deficits
+from specbench.decode.lossless import compare, rescore
 from specbench.models.decoder import Decoder
 from specbench.pair import open_pair
 from specbench.verifier import load_verifier
@@ -28,9 +28,9 @@ def greedy(verifier: Decoder) -> list[int]:
 
 
 def test_greedy_output_lacks_nothing(verifier: Decoder, greedy: list[int]) -> None:
-    deficits = greedy_deficits(verifier, PROMPT, greedy)
+    deficits, ties = rescore(verifier, PROMPT, greedy)
     assert deficits.shape == (12,) and deficits.dtype == torch.float32
-    assert float(deficits.max()) < 1e-4
+    assert float(deficits.max()) < 1e-4 and ties == 0
     same = compare(verifier, PROMPT, greedy, list(greedy))
     assert same.identical and same.lossless and same.first_difference is None and same.near_ties == 0
 

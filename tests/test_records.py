@@ -122,19 +122,19 @@ def test_tables_of_another_shape_are_refused(tmp_path):
         records.load_runs(tmp_path)
 
 
-def stored_by_version_1(folder, rows):
-    """results.parquet as version 1 of the schema had it."""
+def stored_by_version(version, folder, rows):
+    """results.parquet as an older version of the schema had it."""
     table = pa.Table.from_pylist([dataclasses.asdict(row) for row in rows], schema=schema())
-    table = table.drop_columns([name for name in table.column_names if name in ADDED[2]])
-    version = table.column_names.index("schema_version")
+    table = table.drop_columns([name for since, names in ADDED.items() if since > version for name in names])
+    place = table.column_names.index("schema_version")
     folder.mkdir()
-    pq.write_table(table.set_column(version, "schema_version", pa.array([1] * len(table), pa.int64())), folder / "results.parquet")
+    pq.write_table(table.set_column(place, "schema_version", pa.array([version] * len(table), pa.int64())), folder / "results.parquet")
     (folder / "provenance.json").write_text('{"complete": true}')
 
 
 def test_an_older_version_is_read_beside_this_one(tmp_path, recwarn):
     old, new = (synthetic_rows(prompts=PROMPTS, run_id=name) for name in ("old", "new"))
-    stored_by_version_1(tmp_path / "old", old)
+    stored_by_version(1, tmp_path / "old", old)
     with records.Recorder(tmp_path / "new", {}) as recorder:
         recorder.add(new)
     table = sb.load_runs(tmp_path)
@@ -145,6 +145,14 @@ def test_an_older_version_is_read_beside_this_one(tmp_path, recwarn):
     assert all(list(d) == list(p) for d, p in zip(before.nodes_per_round, before.proposed_per_round, strict=True))
     same = [name for name in table.columns if name not in ("run_id", *ADDED[2])]
     pd.testing.assert_frame_equal(before[same].reset_index(drop=True), table[table.run_id == "new"][same].reset_index(drop=True))
+
+
+def test_version_2_had_no_penalties(tmp_path):
+    rows = synthetic_rows(prompts=PROMPTS, run_id="old")
+    stored_by_version(2, tmp_path / "old", rows)
+    table = sb.load_runs(tmp_path)
+    pd.testing.assert_frame_equal(table, records.to_frame(rows))
+    assert table[list(ADDED[3])].isna().all().all()
 
 
 def test_every_column_says_what_it_means(tmp_path):

@@ -17,7 +17,7 @@ from specbench.bench.prompts import Prompt, prompt_set_hash
 from specbench.bench.records import load_runs
 from specbench.bench.runner import WARM_UP_TOKENS, benchmark, conversation_ids, transformers_baseline
 from specbench.bench.summary import summarize
-from specbench.errors import CheckpointKeyError, DataError
+from specbench.errors import CheckpointKeyError, ConfigError, DataError
 
 PROMPTS = [Prompt(11, "math", ("What is 6 x 7?",)), Prompt(5, "writing", ("Write a line about rain.", "Now about snow."))]
 KS = (0, 1, 3)
@@ -114,6 +114,28 @@ def test_batches_temperatures_and_trees(pair, tmp_path):
     assert {"batch_size", "temperature", "draft_shape"} <= set(summary.columns) and len(summary) == 3 * 2 * 2
     assert set(summary.num_unlike_k0) == {0} and summary.speedup.notna().all()
     assert (summary[summary.k == 0].speedup - 1).abs().max() < 1e-9
+
+
+def test_adaptive_chains_and_penalties(pair, tmp_path):
+    """A chain of chosen lengths is told apart from one of k, and penalties are kept with the rows; the text is that of k = 0."""
+    settings = {"repetition_penalty": 1.3, "frequency_penalty": 0.2}
+    table = benchmark(pair, PROMPTS, (0, 3), adaptive=3, **settings, max_new_tokens=40, run_dir=tmp_path, device="cpu", progress=False)
+    assert len(table) == 3 * 3 and set(table.status) == {"ok"}
+    for _, group in table.groupby(["question_id", "turn"]):
+        assert len({tuple(ids) for ids in group.token_ids}) == 1
+    assert set(table.repetition_penalty) == {1.3} and set(table.frequency_penalty) == {0.2} and table.presence_penalty.isna().all()
+    verifier = sb.load_verifier(pair, device="cpu")
+    asked = {"num_speculative_tokens": 0, "max_new_tokens": 40}
+    penalised, plain = (sb.generate(verifier, None, PROMPTS[0].turns[0], **asked, **more).token_ids[0] for more in (settings, {}))
+    assert list(table[table.question_id == 11].token_ids.iloc[0]) == penalised != plain
+    adaptive = table[table.draft_shape == "adaptive chain"]
+    assert set(adaptive.k) == {3} and set(table[table.k == 0].draft_shape) == {"chain"}
+    lengths = {int(p) for row in adaptive.itertuples() for p in row.proposed_per_round}
+    assert 0 in lengths, "it begins without drafting, to learn what a plain round costs"
+    summary = summarize(table)
+    assert len(summary) == 3 and set(summary[summary.k > 0].draft_shape) == {"chain", "adaptive chain"} and summary.speedup.notna().all()
+    chosen = summary[summary.draft_shape == "adaptive chain"].iloc[0]
+    assert pd.isna([chosen.verify_cost, chosen.break_even_length, chosen.predicted_speedup]).all(), "rounds of different lengths"
 
 
 def test_one_prompt_too_long_does_not_stop_its_batch(pair, tmp_path):
@@ -322,11 +344,21 @@ def test_format_names(folders):
         {"batch_size": []},
         {"temperature": -1.0},
         {"temperature": "0"},
+        {"adaptive": 0},
+        {"adaptive": [2, 2]},
     ],
 )
 def test_wrong_arguments_leave_no_folder(pair, wrong, tmp_path):
     with pytest.raises(DataError):
         benchmark(pair, **({"prompts": ["x"], "run_dir": tmp_path / "run", "progress": False} | wrong))
+    assert not (tmp_path / "run").exists()
+
+
+def test_penalties_and_a_baseline_without_them_are_not_compared(pair, tmp_path):
+    with pytest.raises(DataError, match="plain greedy"):
+        benchmark(pair, ["x"], presence_penalty=0.5, baseline=pair.verifier, run_dir=tmp_path / "run", progress=False)
+    with pytest.raises(ConfigError, match="presence_penalty is 7"):
+        benchmark(pair, ["x"], presence_penalty=7, run_dir=tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 

@@ -7,12 +7,15 @@ prompts as text, repeats or records.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..decode.request import Sampling
 from ..pair import Checkpoint
 from ..quant.scheme import Scheme, parse_quantization
+from .speed import ADAPTIVE, PENALTIES
 
+LIMITS = ("top_k", "top_p", "min_p")
 PLAIN_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 DraftSampling = Literal["greedy", "probabilistic"]
 TreeShape = tuple[int, int, int]  # depth, top_k, nodes: see `decode.tree.Tree`
@@ -34,60 +37,73 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Variants:
-    """What specbench's own loop is varied over. k: chains, 0 is plain. trees: draft trees beside them. The arms are every combination."""
+    """What specbench's own loop is varied over. k: chains, 0 is plain. adaptive: chains of at most so many, chosen per round. trees: draft
+    trees beside them. The arms are every combination. sampling: limits and penalties of all; its temperature and seed are not read."""
 
     k: tuple[int, ...] = (0, 3)
+    adaptive: tuple[int, ...] = ()
     trees: tuple[TreeShape, ...] = ()
     batch_sizes: tuple[int, ...] = (1,)
     temperatures: tuple[float, ...] = (0.0,)
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+    sampling: Sampling = Sampling()
     draft_sampling: DraftSampling = "greedy"
+
+    def shapes(self) -> list[Shape]:
+        chains = [*(Shape(k) for k in self.k), *(Shape(k, adaptive=True) for k in self.adaptive)]
+        return [*chains, *(Shape(tree[0], tree) for tree in self.trees)]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a round proposes."""
+
+    k: int
+    tree: TreeShape | None = None
+    adaptive: bool = False
+
+    def __str__(self) -> str:
+        if self.tree is not None:
+            return "tree depth {} top_k {} nodes {}".format(*self.tree)
+        return ADAPTIVE if self.adaptive else "chain"
 
 
 def specbench_arms(verifier: Any, draft: Any, tokenizer: Any, facts: dict[str, Any], variants: Variants) -> list[Arm]:
-    """An arm per combination: temperatures and batch sizes outside, k and trees inside, so that a k=0 is near what it is the base of."""
-    shapes: list[tuple[int, TreeShape | None]] = [*((k, None) for k in variants.k), *((tree[0], tree) for tree in variants.trees)]
+    """An arm per combination: temperatures and batch sizes outside, shapes inside, so that a k=0 is near what it is the base of."""
     return [
-        _specbench_arm(verifier, draft, tokenizer, facts, variants, temperature, batch_size, k, tree)
+        _specbench_arm(verifier, draft, tokenizer, facts, variants, replace(variants.sampling, temperature=temperature), batch_size, shape)
         for temperature in variants.temperatures
         for batch_size in variants.batch_sizes
-        for k, tree in shapes
+        for shape in variants.shapes()
     ]
 
 
 def _specbench_arm(
-    verifier: Any,
-    draft: Any,
-    tokenizer: Any,
-    facts: dict[str, Any],
-    v: Variants,
-    temperature: float,
-    batch: int,
-    k: int,
-    tree: TreeShape | None,
+    verifier: Any, draft: Any, tokenizer: Any, facts: dict[str, Any], v: Variants, sampling: Sampling, batch: int, shape: Shape
 ) -> Arm:
-    from ..decode.request import Sampling
     from ..text import generate
 
+    k, sampled = shape.k, sampling.temperature > 0
+
     def decode(prompts: list[list[int]], max_new_tokens: int, seeds: list[int]) -> list[dict[str, Any]]:
-        settings = [Sampling(temperature, v.top_k, v.top_p, v.min_p, seed=seed) for seed in seeds]
         found = generate(
             verifier, draft if k else None, prompts, num_speculative_tokens=k, max_new_tokens=max_new_tokens, tokenizer=tokenizer,
-            batch_size=batch, sampling=settings, tree=tree, draft_sampling=v.draft_sampling,
+            batch_size=batch, sampling=[replace(sampling, seed=seed) for seed in seeds], tree=shape.tree, adaptive=shape.adaptive,
+            draft_sampling=v.draft_sampling,
         )  # fmt: skip
-        return [_measured(one, temperature > 0) for one in found]
+        return [_measured(one, sampled) for one in found]
 
-    sampled = temperature > 0
     own = {
-        "k": k, "proposer": "eagle3" if k else "", "batch_size": batch, "temperature": temperature,
-        "draft_shape": "chain" if tree is None else "tree depth {} top_k {} nodes {}".format(*tree),
+        "k": k, "proposer": "eagle3" if k else "", "draft_shape": str(shape), "batch_size": batch, "temperature": sampling.temperature,
         "draft_sampling": v.draft_sampling if sampled and k else "greedy",
-        "top_k": v.top_k if sampled and v.top_k > 0 else None, "top_p": v.top_p if sampled and v.top_p < 1 else None,
-        "min_p": v.min_p if sampled and v.min_p > 0 else None,
     }  # fmt: skip
-    return Arm({**facts, **own}, batch, verifier.config.max_position_embeddings, decode)
+    return Arm({**facts, **own, **used(sampling)}, batch, verifier.config.max_position_embeddings, decode)
+
+
+def used(sampling: Sampling) -> dict[str, float]:
+    """Limits and penalties that change something, by name; limits do not when greedy."""
+    names = (*LIMITS, *PENALTIES) if sampling.temperature > 0 else PENALTIES
+    given = {name: getattr(sampling, name) for name in names}
+    return {name: value for name, value in given.items() if value != getattr(Sampling(), name) and (name, value) != ("top_k", -1)}
 
 
 def _measured(one: Any, sampled: bool) -> dict[str, Any]:

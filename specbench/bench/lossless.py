@@ -70,13 +70,14 @@ def check_lossless(
 
 
 def summarize_lossless(table: pd.DataFrame) -> pd.DataFrame:
-    """Per dtype: prompts, how many outputs are identical, how many lossless, near ties, the largest deficit and the bound it is held to."""
+    """Per dtype: prompts, how many outputs are identical, how many lossless, near and exact ties, the largest deficit and its bound."""
     groups = table.groupby("dtype", sort=False)
     return groups.agg(
         prompts=("question_id", "size"),
         identical=("identical", "sum"),
         lossless=("lossless", "sum"),
         near_ties=("near_ties", "sum"),
+        exact_ties=("exact_ties", "sum"),
         largest_deficit=("largest_deficit", "max"),
         bound=("bound", "first"),
     ).reset_index()

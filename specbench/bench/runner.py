@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..decode.request import Sampling
 from ..errors import DataError, SpecbenchError
 from ..pair import Checkpoint, Pair, open_checkpoint
 from .arms import Arm, DraftSampling, TreeShape, Variants, distinct, model_facts, specbench_arms, transformers_arms
@@ -38,12 +39,16 @@ def benchmark(
     prompts: str | Path | Sequence[Prompt | str] | None = None,
     k: int | Sequence[int] = (0, 1, 3, 5),
     *,
+    adaptive: int | Sequence[int] = (),
     trees: Sequence[TreeShape] = (),
     batch_size: int | Sequence[int] = 1,
     temperature: float | Sequence[float] = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
     seed: int = 0,
     draft_sampling: DraftSampling = "greedy",
     repeats: int = 1,
@@ -62,9 +67,11 @@ def benchmark(
     Args:
         prompts: see `prompts.as_prompts`; None is the shipped set.
         k: numbers of speculative tokens. Keep 0 among them: it is the baseline of every speedup.
-        trees: draft trees (depth, top_k, nodes) besides the chains of `k`.
+        adaptive: greatest k, one or several, of chains whose length is chosen for each round, besides the chains of `k`.
+        trees: draft trees (depth, top_k, nodes) besides them.
         batch_size: sequences decoded together, one number or several; prompts are batched in their order.
         temperature: 0 is greedy; one or several. top_k, top_p, min_p, draft_sampling: see `text.stream`; they count where it is above 0.
+        repetition_penalty, presence_penalty, frequency_penalty: see `decode.request.Sampling`; greedy decoding heeds them too.
         seed: of the sampling; each prompt, turn and repeat has its own, the same for every k and batch size.
         repeats: of everything, for the spread of times; greedy counts repeat exactly.
         max_new_tokens: per turn; EOS ends a turn sooner.
@@ -77,21 +84,27 @@ def benchmark(
         progress: show a bar.
 
     Raises:
-        DataError: a number that cannot be, or a folder that holds a run.
+        DataError: a number that cannot be, penalties beside a baseline that has none, or a folder that holds a run.
+        ConfigError: sampling settings that cannot be.
         SpecbenchError: the pair does not load. Prompts that fail are rows with status "failed" instead.
     """
     asked = as_prompts(prompts)
     _check_counts(repeats, max_new_tokens, prompt_lookup, baseline)
+    sampling = Sampling(0.0, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty)
+    if baseline is not None and sampling.penalised:
+        raise DataError("transformers' baseline is plain greedy decoding; penalties would compare other texts: leave one of the two out")
     variants = Variants(
-        distinct(k, "k", int, 0), tuple((depth, width, nodes) for depth, width, nodes in trees), distinct(batch_size, "batch_size", int, 1),
-        distinct(temperature, "temperature", float, 0), top_k, top_p, min_p, draft_sampling,
+        distinct(k, "k", int, 0), distinct(adaptive, "adaptive", int, 1) if adaptive not in ((), []) else (),
+        tuple((depth, width, nodes) for depth, width, nodes in trees), distinct(batch_size, "batch_size", int, 1),
+        distinct(temperature, "temperature", float, 0), sampling, draft_sampling,
     )  # fmt: skip
     parameters = {
-        "prompts": _prompt_source(prompts), "k": variants.k, "trees": variants.trees, "batch_size": variants.batch_sizes,
-        "temperature": variants.temperatures, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed,
-        "draft_sampling": draft_sampling, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device, "dtype": dtype,
-        "packed": packed, "policy": str(getattr(policy, "name", policy)), "ignore_eos": False, "warm_up_tokens": WARM_UP_TOKENS,
-        "prompt_lookup": prompt_lookup,
+        "prompts": _prompt_source(prompts), "k": variants.k, "adaptive": variants.adaptive, "trees": variants.trees,
+        "batch_size": variants.batch_sizes, "temperature": variants.temperatures, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty,
+        "seed": seed, "draft_sampling": draft_sampling, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device,
+        "dtype": dtype, "packed": packed, "policy": str(getattr(policy, "name", policy)), "ignore_eos": False,
+        "warm_up_tokens": WARM_UP_TOKENS, "prompt_lookup": prompt_lookup,
     }  # fmt: skip
     checkpoints = {"verifier": pair.verifier, "draft": pair.draft} | ({"baseline": baseline} if baseline else {})
     with Recorder(_folder(run_dir), provenance(parameters, checkpoints, asked)) as recorder:
@@ -100,7 +113,7 @@ def benchmark(
         from ..verifier import load_verifier
 
         verifier = load_verifier(pair, device=device, dtype=dtype, packed=packed)
-        drafting = any(variants.k) or bool(trees)
+        drafting = any(shape.k for shape in variants.shapes())
         draft = load_draft(pair, policy, device=device, dtype=dtype, verifier=verifier, packed=packed) if drafting else None
         tokenizer = load_tokenizer(verifier)
         facts = {

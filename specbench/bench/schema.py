@@ -18,13 +18,14 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # Columns that a version added; where a table of an older version lacks them, `upgrade` says what it meant.
 ADDED = {
     2: (
         "proposer", "draft_shape", "draft_sampling", "batch_size", "batch", "top_k", "top_p", "min_p", "seed", "prompt_set",
         "nodes_per_round", "emitted_at_s", "draft_prefill_s", "peak_memory_bytes",
     ),
+    3: ("repetition_penalty", "presence_penalty", "frequency_penalty"),
 }  # fmt: skip
 
 
@@ -44,8 +45,8 @@ class Row:
     draft: Annotated[str, 'draft as given; "" where none exists'] = ""
     policy: Annotated[str, 'policy that the draft was loaded under; "" where none exists'] = ""
     proposer: Annotated[str, 'who proposed: "eagle3", "prompt lookup", "" for plain decoding'] = ""
-    draft_shape: Annotated[str, '"chain", or the shape of the tree that a round proposes'] = "chain"
-    k: Annotated[int, "num_speculative_tokens: draft tokens proposed in a full round (depth of a tree); 0 for plain decoding"]
+    draft_shape: Annotated[str, '"chain"; "adaptive chain": its length is chosen for each round; or the shape of a tree'] = "chain"
+    k: Annotated[int, "num_speculative_tokens: draft tokens of a full round (most, if adaptive; depth of a tree); 0 for plain decoding"]
     draft_sampling: Annotated[str, '"greedy": the draft proposes its best tokens at any temperature; "probabilistic": it draws them'] = (
         "greedy"
     )
@@ -55,6 +56,9 @@ class Row:
     top_k: Annotated[int | None, "sampling limit; None where not used"] = None
     top_p: Annotated[float | None, "sampling limit; None where not used"] = None
     min_p: Annotated[float | None, "sampling limit; None where not used"] = None
+    repetition_penalty: Annotated[float | None, "divides scores of tokens seen; None where not used"] = None
+    presence_penalty: Annotated[float | None, "off scores of tokens written; None where not used"] = None
+    frequency_penalty: Annotated[float | None, "off scores of tokens written, each time; None where not used"] = None
     seed: Annotated[int | None, "of the sampling; None where greedy"] = None
     dtype: Annotated[str, "of activations"]
     device: Annotated[str, "of the verifier"]

@@ -28,15 +28,16 @@ class Comparison:
 
     identical: the ids are equal. first_difference: index in the output where they part, None if nowhere. near_ties: places of the
     speculative output where the emitted token is not the verifier's best but within `bound` of it. largest_deficit: the most that any
-    emitted token lacks to the verifier's best, in logits; 0.0 for identical outputs, which are not re-scored. cut: one output is merely the
-    beginning of the other, which no rounding explains. label: "identical"; "numeric": they part, and no emitted token lacks more than
-    `bound`; "logic": anything else.
+    emitted token lacks to the verifier's best, in logits. Both are 0 for identical outputs. exact_ties: places of the speculative output
+    whose best logit several tokens share, so that the rule (lowest id) decided. cut: one output is merely the beginning of the other, which
+    no rounding explains. label: "identical"; "numeric": they part, and no emitted token lacks more than `bound`; "logic": anything else.
     """
 
     identical: bool
     first_difference: int | None
     near_ties: int
     largest_deficit: float
+    exact_ties: int
     bound: float
     cut: bool = False
 
@@ -66,23 +67,26 @@ def compare(
         bound: logits that a token may lack to the verifier's best; None is `NEAR_TIE_BOUND` of the verifier's dtype.
     """
     limit = NEAR_TIE_BOUND[verifier.dtype] if bound is None else bound
+    if not speculative:
+        return Comparison(not plain, None if not plain else 0, 0, 0.0, 0, limit, cut=bool(plain))
+    deficits, ties = rescore(verifier, prompt_ids, speculative)
     if list(plain) == list(speculative):
-        return Comparison(True, None, 0, 0.0, limit)
+        return Comparison(True, None, 0, 0.0, ties, limit)
     shorter = min(len(plain), len(speculative))
     first = next((i for i in range(shorter) if plain[i] != speculative[i]), shorter)
-    if not speculative:
-        return Comparison(False, 0, 0, 0.0, limit, cut=True)
-    deficits = greedy_deficits(verifier, prompt_ids, speculative)
-    return Comparison(False, first, int(((deficits > 0) & (deficits <= limit)).sum()), float(deficits.max()), limit, cut=first == shorter)
+    near = int(((deficits > 0) & (deficits <= limit)).sum())
+    return Comparison(False, first, near, float(deficits.max()), ties, limit, cut=first == shorter)
 
 
 @torch.inference_mode()
-def greedy_deficits(verifier: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-    """How much each of `token_ids` lacks to the best logit at its place, float32 [n], where the verifier reads the text in one pass."""
+def rescore(verifier: Any, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> tuple[Tensor, int]:
+    """How much each of `token_ids` lacks to the best logit at its place, float32 [n], where the verifier reads the text in one pass; and at
+    how many of these places several tokens have that best logit."""
     tokens = torch.tensor([[*prompt_ids, *token_ids]], device=verifier.device)[:, :-1]
     length = tokens.shape[1]
     positions = torch.arange(length, device=verifier.device)[None]
     hidden, _ = verifier(tokens, verifier.step(positions, length), verifier.new_cache(length))
     logits = verifier.lm_head(hidden[0, len(prompt_ids) - 1 :]).float()  # [n, vocab]
     emitted = logits.gather(1, torch.tensor(list(token_ids), device=verifier.device)[:, None])[:, 0]
-    return (logits.amax(1) - emitted).cpu()
+    best = logits.amax(1, keepdim=True)
+    return (best[:, 0] - emitted).cpu(), int(((logits == best).sum(1) > 1).sum())
