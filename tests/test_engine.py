@@ -17,7 +17,7 @@ from specbench.decode.engine import decode
 from specbench.decode.lossless import compare
 from specbench.decode.verify import Accepted, accept
 from specbench.errors import ConfigError
-from specbench.quant.kernels import cpu_int4_layout
+from specbench.quant.int4 import cpu_int4_layout
 
 KS = (1, 2, 4, 7)
 

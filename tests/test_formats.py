@@ -184,7 +184,7 @@ def test_packed_weights_stay_packed() -> None:
     weight = torch.randn(1536, 576, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
     from stored import pack_quantized
 
-    from specbench.quant.kernels import cpu_int4_layout
+    from specbench.quant.int4 import cpu_int4_layout
     from specbench.quant.scheme import Scheme
 
     if cpu_int4_layout() is None:

@@ -8,28 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from specbench.quant import kernels
+from specbench.quant import int4, kernels
 from specbench.quant.activations import fake_quantize
 from specbench.quant.formats import Levels, dequantize
-from specbench.quant.kernels import (
-    PREFILL_ROWS,
-    Dequantized,
-    Fp8Matmul,
-    Inputs,
-    Int8Matmul,
-    Int8Weights,
-    PackedInt4Cpu,
-    PackedInt4Cuda,
-    cpu_int4_layout,
-    select_kernel,
-)
+from specbench.quant.int4 import EXPAND_ROWS, PackedInt4Cpu, PackedInt4Cuda, cpu_int4_layout
+from specbench.quant.kernels import Dequantized, Fp8Matmul, Inputs, Int8Matmul, Int8Weights, select_kernel
 from specbench.quant.scheme import Activations, Scheme
 
 BF16 = torch.bfloat16
 LAYOUT = cpu_int4_layout()
 BLOCK = LAYOUT[0] if LAYOUT else 64
 needs_int4 = pytest.mark.skipif(LAYOUT is None, reason="torch has no int4 operator with a known layout on this CPU")
-ROWS = (1, 2, 7, PREFILL_ROWS["cpu"] - 1, PREFILL_ROWS["cpu"], 100)
+ROWS = (1, 2, 7, 64, EXPAND_ROWS - 1, EXPAND_ROWS, 200)
 
 
 def w4(group, symmetric=True, actorder=False):
@@ -96,9 +86,34 @@ def test_packed_product_of_few_and_of_many_rows(rows, asymmetric):
     got = kernel(x)
     assert (got.dtype, got.shape) == (BF16, (rows, 2 * BLOCK))
     assert near(got, exact(x, levels), 2 if not asymmetric else 6)
-    if rows >= PREFILL_ROWS["cpu"]:
-        assert torch.equal(got, F.linear(x, kernel.expand()))
+    if rows >= EXPAND_ROWS:
+        assert near(got, F.linear(x.double(), kernel.expand().double()))
     assert kernel.nbytes() == 2 * BLOCK * 256 // 2 + 2 * BLOCK * 4 * 2 * 2
+
+
+@needs_int4
+@pytest.mark.parametrize("asymmetric", [False, True])
+@pytest.mark.parametrize("at_once", [1, 2 * BLOCK * 128, 1 << 20])
+def test_blocks_are_expanded_a_few_at_a_time(monkeypatch, at_once, asymmetric):
+    """Five blocks: one by one, two at a time with one left over, all at once."""
+    monkeypatch.setattr(int4, "EXPANDED_AT_ONCE", at_once)
+    levels, x = random_levels(5 * BLOCK, 128, 32, asymmetric), inputs(EXPAND_ROWS + 3, 128)
+    kernel = PackedInt4Cpu(levels.levels, levels.scales, levels.zero_points, BF16)
+    assert near(kernel(x), F.linear(x.double(), kernel.expand().double()))
+
+
+@needs_int4
+def test_processors_that_lay_the_outputs_of_a_block_in_another_order():
+    """The same weights with the nibbles of every block shuffled, as a layout with `order` says."""
+    levels, x = random_levels(3 * BLOCK, 128, 32, asymmetric=True), inputs(EXPAND_ROWS, 128)
+    kernel, shuffled = (PackedInt4Cpu(levels.levels, levels.scales, levels.zero_points, BF16) for _ in range(2))
+    order = torch.randperm(BLOCK, generator=torch.Generator().manual_seed(0))
+    packed = kernel.packed.view(3, 128, BLOCK // 2)
+    nibbles = kernel._outputs(torch.cat((packed & 15, packed >> 4), -1))[..., order.argsort()]
+    low, high = nibbles.split(BLOCK // 2, -1)
+    shuffled.packed, shuffled.order = (low | (high << 4)).contiguous().view(kernel.packed.shape), order
+    assert torch.equal(shuffled.expand(), kernel.expand())
+    assert near(shuffled._expanded(x), kernel._expanded(x).double())
 
 
 @needs_int4
@@ -115,7 +130,7 @@ def test_every_row_is_multiplied_alone():
     group=st.sampled_from([8, 16, 32, 64]),
     asymmetric=st.booleans(),
     dtype=st.sampled_from([BF16, torch.float32, torch.float16]),
-    rows=st.sampled_from([1, 5, 70]),
+    rows=st.sampled_from([1, 5, 70, 130]),
     seed=st.integers(0, 2**16),
 )
 def test_whatever_kernel_is_chosen_multiplies_the_same_weights(outs, groups, group, asymmetric, dtype, rows, seed):
@@ -151,7 +166,8 @@ def test_without_a_known_layout_the_reference_runs(monkeypatch, broken):
     monkeypatch.undo()
 
     levels, x = random_levels(2 * BLOCK, 128, 64), inputs(5, 128)
-    monkeypatch.setattr(kernels, "cpu_int4_layout", lambda: None)
+    for module in (kernels, int4):
+        monkeypatch.setattr(module, "cpu_int4_layout", lambda: None)
     kernel = select_kernel([levels], w4(64), None, BF16)
     assert kernel.name == "dequantized"
     assert near(kernel(x), exact(x, levels))

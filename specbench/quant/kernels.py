@@ -3,14 +3,12 @@
 What enters: the stored integers and scales of one linear layer. What leaves: a kernel object, `kernel(x) -> x @ W.T`, which
 holds the weights in the form that it multiplies. It does not know modules, files or models.
 
-The packed int4 operators are private to torch and carry no stability promise, so their layout is probed once on this
-machine: where they are missing, or lay their bytes in a way that does not read back, the reference runs instead.
+`int4` has the kernels of packed 4-bit weights.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,11 +16,10 @@ from torch.nn import functional as F
 
 from .activations import fake_quantize, quantize_input
 from .formats import Levels, dequantize
+from .int4 import PackedInt4Cpu, PackedInt4Cuda, cpu_int4_layout
 from .scheme import Activations, Scheme
 
-# Rows from which expanding the weights once and multiplying in the activations' dtype beats the packed operator.
-# Measured with `python -m specbench.bench.kernels` on 2 cores with AVX512; the CUDA operator keeps its lead longer.
-PREFILL_ROWS = {"cpu": 64, "cuda": 128}
+EXPAND_ROWS = 64  # from here expanding int8 weights and multiplying in the activations' dtype beats the operator for them
 FEW_ROWS = 16
 PACKED_GROUP_SIZES = (32, 64, 128, 256)
 
@@ -79,7 +76,7 @@ class Int8Weights:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] >= PREFILL_ROWS[x.device.type]:
+        if rows.shape[0] >= EXPAND_ROWS:
             out = F.linear(rows, self.levels.to(self.dtype)) * self.scales
         else:
             out = torch.ops.aten._weight_int8pack_mm(rows, self.levels, self.scales)
@@ -145,70 +142,7 @@ class Reordered:
         return self.kernel.nbytes() + self.columns.nbytes
 
 
-class PackedInt4Cpu:
-    """Weights stay 4-bit in memory: torch's int4 operator for few rows, expand-and-multiply for prefill."""
-
-    name = "int4-packed-cpu"
-
-    def __init__(self, levels: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype) -> None:
-        self.out_features, self.in_features = levels.shape
-        self.group_size = self.in_features // scales.shape[1]
-        layout = cpu_int4_layout()
-        if layout is None:
-            raise RuntimeError("torch's int4 operator for CPU is missing here, or its layout is unknown")
-        self.block, self.order = layout
-        unsigned = levels.to(torch.int32) + 8
-        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unsigned, 1)
-        self.scales_and_zeros = scales_and_zeros(scales, zero_points, dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        if rows.shape[0] >= PREFILL_ROWS["cpu"]:
-            return F.linear(x, self.expand())
-        out = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, self.group_size, self.scales_and_zeros)
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
-
-    def expand(self) -> Tensor:
-        """Weights [out, in] in the activations' dtype, read back from the packed bytes."""
-        levels = unpack_cpu_int4(self.packed, self.out_features, self.in_features, self.block, self.order)
-        scale, zero = self.scales_and_zeros.permute(2, 1, 0)[..., None]  # [out, groups, 1]
-        weight = (levels.unflatten(1, (-1, self.group_size)).to(scale.dtype) - 8) * scale
-        return (weight + zero).view(self.out_features, self.in_features)
-
-    def nbytes(self) -> int:
-        return self.packed.nbytes + self.scales_and_zeros.nbytes
-
-
-class PackedInt4Cuda:
-    """The CUDA sibling of `PackedInt4Cpu` (tensor cores, compute capability 8.0 or newer, bf16 activations)."""
-
-    name = "int4-packed-cuda"
-    INNER_K_TILES = 8
-
-    def __init__(self, levels: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype) -> None:
-        self.out_features, self.in_features = levels.shape
-        self.group_size = self.in_features // scales.shape[1]
-        unsigned = (levels.to(torch.int32) + 8).to(torch.uint8)
-        pairs = (unsigned[:, ::2] << 4) | unsigned[:, 1::2]
-        self.packed = torch.ops.aten._convert_weight_to_int4pack(pairs.contiguous(), self.INNER_K_TILES)
-        self.scales_and_zeros = scales_and_zeros(scales, zero_points, dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features)
-        out = torch.ops.aten._weight_int4pack_mm(rows, self.packed, self.group_size, self.scales_and_zeros)
-        return out.view(*x.shape[:-1], self.out_features)
-
-    def nbytes(self) -> int:
-        return self.packed.nbytes + self.scales_and_zeros.nbytes
-
-
 Kernel = Dequantized | Int8Weights | Int8Matmul | Fp8Matmul | PackedInt4Cpu | PackedInt4Cuda | Reordered
-
-
-def scales_and_zeros(scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """The operators' [groups, out, 2] form: value = (q - 8) * scale + zero with q in 0..15."""
-    zeros = torch.zeros_like(scales) if zero_points is None else -zero_points.to(scales.dtype) * scales
-    return torch.stack((scales.t(), zeros.t()), -1).to(dtype).contiguous()
 
 
 def select_kernel(parts: list[Levels | Tensor], scheme: Scheme, inputs: Inputs | None, dtype: torch.dtype, packed: bool = True) -> Kernel:
@@ -277,40 +211,3 @@ def _packed_kernel(levels: Levels, scheme: Scheme, inputs: Inputs | None, dtype:
         if out_features % 8 == 0 and in_features % (PackedInt4Cuda.INNER_K_TILES * 16) == 0:
             return PackedInt4Cuda(*arguments)
     return None
-
-
-@cache
-def cpu_int4_layout() -> tuple[int, list[int]] | None:
-    """How this machine's CPU operator lays out packed rows, found by packing known patterns.
-
-    Returns:
-        (block, order): rows are packed in blocks of `block`; with low nibbles then high nibbles of a block side by side, row n of
-        the block is nibble `order[n]`. None where the operator is missing or the layout is another one.
-    """
-    if not hasattr(torch.ops.aten, "_convert_weight_to_int4pack_for_cpu"):
-        return None
-    for block in (64, 32):
-        rows = torch.arange(block, dtype=torch.int32)
-        digits = [rows % 16, rows // 16]
-        read = []
-        for digit in digits:
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(digit[:, None].expand(block, 32).contiguous(), 1)
-            columns = packed.reshape(32, block // 2)
-            if not bool((columns == columns[0]).all()):
-                break
-            read.append(torch.cat((columns[0] & 15, columns[0] >> 4)).long())
-        if len(read) == 2 and sorted((read[0] + 16 * read[1]).tolist()) == list(range(block)):
-            order = torch.empty(block, dtype=torch.long)
-            order[read[0] + 16 * read[1]] = torch.arange(block)
-            wanted = torch.randint(16, (2 * block, 64), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
-            packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(wanted, 1)
-            if torch.equal(unpack_cpu_int4(packed, 2 * block, 64, block, order.tolist()).int(), wanted):
-                return block, order.tolist()
-    return None
-
-
-def unpack_cpu_int4(packed: Tensor, rows: int, columns: int, block: int, order: list[int]) -> Tensor:
-    """Levels 0..15, uint8 [rows, columns], from the CPU operator's bytes (see `cpu_int4_layout`)."""
-    blocks = packed.view(rows // block, columns, block // 2)
-    nibbles = torch.cat((blocks & 15, blocks >> 4), -1)  # [blocks, columns, block]
-    return nibbles[..., order].transpose(1, 2).reshape(rows, columns)
