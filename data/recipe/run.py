@@ -40,7 +40,15 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
             reachable_only=True, save_minutes=6,
         ),
     ),
+    (
+        ("further-bf16", "further-w4a16"),
+        Settings(
+            epochs=4, minutes=33, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3,
+            target_temperature=0.7, reachable_only=True, save_minutes=5,
+        ),
+    ),
 )  # fmt: skip
+HARDEST = ("stem", "humanities", "extraction")  # what the draft foresees worst: twice as many of the further prompts
 
 
 def within(minutes: float) -> Callable[[], bool]:
@@ -55,6 +63,19 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def further_prompts(invented: Path, count: int) -> list[dict[str, str]]:
+    """Invented prompts and `count` filled ones, those of `HARDEST` twice as often as the others, shuffled."""
+    rng = random.Random(3)
+    filled = varied_prompts(4 * count, seed=2)
+    categories = list(dict.fromkeys(row["category"] for row in filled))
+    share = count // (len(categories) + len(HARDEST))
+    rows = [json.loads(line) for line in invented.read_text().splitlines()]
+    for category in categories:
+        rows += rng.sample([row for row in filled if row["category"] == category], share * (2 if category in HARDEST else 1))
+    rng.shuffle(rows)
+    return rows
+
+
 def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
     """All text of the recipe; returns prompt counts and hashes."""
     writers = {name: load_bundled(name, given.device) for name in ("bf16", "w4a16")}
@@ -63,11 +84,15 @@ def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
     templates = training_prompts()[: given.templates]
     rows = [json.loads(line) for line in invented.read_text().splitlines()] + varied_prompts(given.varied)
     random.Random(1).shuffle(rows)
+    again = invent(writers["bf16"], tokenizer, work / "invented-2", given.invented, batch=given.batch, seed=7)
+    further = further_prompts(again, given.further)
     told = {}
     for folder, writer, chosen, tokens, sampled in (
         ("templates", "bf16", templates, 220, 0.3),
         ("own-bf16", "bf16", rows[::2], 150, 0.1),
         ("own-w4a16", "w4a16", rows[1::2], 150, 0.1),
+        ("further-bf16", "bf16", further[::2], 150, 0.1),
+        ("further-w4a16", "w4a16", further[1::2], 150, 0.1),
     ):
         listed = work / f"{folder}.jsonl"
         listed.write_text("".join(json.dumps(row) + "\n" for row in chosen))
@@ -94,7 +119,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="conversations written side by side; 192 on a CPU, 768 on a GPU")
     parser.add_argument("--templates", type=int, default=3400, help="prompts of prompts.py that are answered")
     parser.add_argument("--varied", type=int, default=6400, help="prompts of varied.py that are made")
-    parser.add_argument("--invented", type=int, default=2775, help="prompts that the verifier invents")
+    parser.add_argument("--invented", type=int, default=3600, help="prompts that the verifier invents, twice")
+    parser.add_argument("--further", type=int, default=5225, help="prompts of varied.py for the last stage")
     parser.add_argument("--minutes", type=float, default=1e6, help="at most, for each piece of text and each stage of training")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()

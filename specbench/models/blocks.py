@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, step: Step, cache: LayerCache) -> Tensor:
         """x: [b * n, width]; returns [b * n, hidden]. Rows in two dimensions: every layer is then spared some views."""
-        batch, n = step.positions.shape
+        batch, n = step.size()
         heads, kv_heads, width = self.heads, self.kv_heads, self.head_dim
         qkv = self.qkv_proj(x).view(batch, n, heads + 2 * kv_heads, width)
         if self.q_norm is not None and self.k_norm is not None:

@@ -36,6 +36,11 @@ class Step:
     key_positions: Tensor | None = None
     masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
+    def size(self) -> tuple[int, int]:
+        """(b, n)."""
+        batch, n = self.positions.shape
+        return batch, n
+
     def mask(self, window: int | None, repeat: int = 1) -> Tensor | None:
         """Additive mask [b, 1, n * repeat, limit] in the rotary table's dtype: 0 where a query sees a slot, all earlier ones or the last
         `window`, else -inf; each query's row `repeat` times. None for everything."""

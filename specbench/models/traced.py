@@ -34,7 +34,13 @@ def _plain_executor() -> Any:
 
 @dataclass(slots=True)
 class FixedStep(Step):
-    """A `Step` whose masks were made beforehand; its limit is the size of a tensor, so that recordings follow it."""
+    """A `Step` whose masks were made beforehand. Its limit is the size of a tensor, so that recordings follow it; its own size is not, so
+    that they hold no operators that read it."""
+
+    fixed: tuple[int, int] = (0, 0)
+
+    def size(self) -> tuple[int, int]:
+        return self.fixed
 
     def mask(self, window: int | None, repeat: int = 1) -> Tensor | None:
         return self.masks.get((window, repeat))
@@ -76,12 +82,12 @@ class Tracer:
 
     def _record(self, body: Body, tensors: Sequence[Tensor], step: Step, cache: Cache, masks: dict[int | None, Tensor | None]) -> Any:
         count, windows = len(tensors), [window for window, mask in masks.items() if mask is not None]
-        row, batch, rounded_to = step.row, cache.batch, cache.layers[0].rounded_to
+        row, size, batch, rounded_to = step.row, step.size(), cache.batch, cache.layers[0].rounded_to
 
         def flat(*inputs: Tensor) -> tuple[Tensor, ...]:
             given, (positions, slots, marker, cosines, sines), rest = inputs[:count], inputs[count : count + 5], inputs[count + 5 :]
             known = {(window, self.repeat): mask for window, mask in zip(windows, rest, strict=False)}
-            place = FixedStep(positions, slots, row, marker.shape[0], (cosines, sines), bool(known), masks=known)
+            place = FixedStep(positions, slots, row, marker.shape[0], (cosines, sines), bool(known), masks=known, fixed=size)
             layers = [LayerCache(kv, rounded_to) for kv in rest[len(windows) :]]
             return body(given, place, Cache.of(layers, batch))
 
