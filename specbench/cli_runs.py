@@ -49,6 +49,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End with the token that completes this text; may be repeated.")] = None,
     batch_size: Annotated[int, typer.Option(help="Sequences at a time.")] = 1,
     adaptive: Annotated[bool, typer.Option("--adaptive", help="Choose k for each round, up to the number given.")] = False,
+    draft_p_min: Annotated[float, typer.Option(help="End a chain whose probability, to the draft, is below; 0 is off.")] = 0.0,
     tree: Shape = None,
     policy: Policy = "draft",
     device: Device = "auto",
@@ -75,7 +76,8 @@ def generate(
     out = decode(
         target, loaded, prompts, num_speculative_tokens=num_speculative_tokens, max_new_tokens=max_new_tokens, temperature=temperature,
         top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, seed=seed, stop=stop or (), batch_size=batch_size, adaptive=adaptive, tree=tree,
+        frequency_penalty=frequency_penalty, seed=seed, stop=stop or (), batch_size=batch_size, adaptive=adaptive, draft_p_min=draft_p_min,
+        tree=tree,
     )  # fmt: skip
     figures: dict[str, Any] = {
         "mean_acceptance_length": out.mean_acceptance_length if drafting else None, "acceptance_per_position": out.acceptance_per_position,
@@ -113,6 +115,7 @@ def bench(
     presence_penalty: PresencePenalty = 0.0,
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0,
+    draft_p_min: Annotated[list[float] | None, typer.Option(help="End chains whose probability is below; 0 is off; repeat it.")] = None,
     adaptive: Annotated[list[int] | None, typer.Option(metavar="K", help="Choose k for each round, up to this; repeat it.")] = None,
     tree: Shape = None,
     repeats: Annotated[int, typer.Option(help="Of everything, for the spread of times.")] = 1,
@@ -141,8 +144,8 @@ def bench(
         asked = limit_per_category(load_prompts(prompts or "specbench"), prompts_per_category)
     folder = run_dir or new_run(runs_root(), "benchmark")
     table = benchmark(
-        pair, asked, num_speculative_tokens or (0, 1, 3, 5), adaptive=adaptive or (), trees=[tree] if tree else (),
-        batch_size=batch_size or 1, temperature=temperature or 0.0, top_k=top_k, top_p=top_p, min_p=min_p,
+        pair, asked, num_speculative_tokens or (0, 1, 3, 5), adaptive=adaptive or (), draft_p_min=draft_p_min or 0.0,
+        trees=[tree] if tree else (), batch_size=batch_size or 1, temperature=temperature or 0.0, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, presence_penalty=presence_penalty, frequency_penalty=frequency_penalty, seed=seed,
         repeats=repeats, max_new_tokens=max_new_tokens, policy=policy, device=device, dtype=dtype, run_dir=folder,
     )  # fmt: skip

@@ -59,7 +59,8 @@ def condition(name: str, value: Any) -> str:
     """A condition in a legend or sentence: "batch 4", "T = 0.7", "chain", ...; "" where it has no value."""
     if value is None or value != value or value == "":
         return ""
-    forms = {"batch_size": "batch {}", "temperature": "T = {:g}", "draft_shape": "{}", "proposer": "{}", "policy": "policy {}"}
+    forms = {"batch_size": "batch {}", "temperature": "T = {:g}", "policy": "policy {}", "draft_p_min": "p_min {:g}"}
+    forms |= dict.fromkeys(("draft_shape", "proposer"), "{}")
     return forms.get(name, name.replace("_", " ") + " {}").format(value)
 
 

@@ -119,6 +119,7 @@ def stream(
     batch_size: int = 1,
     draft_sampling: Literal["greedy", "probabilistic"] = "greedy",
     adaptive: bool = False,
+    draft_p_min: float = 0.0,
     tree: Tree | tuple[int, int, int] | None = None,
     tokenizer: Any = None,
     graphs: bool | None = None,
@@ -142,6 +143,7 @@ def stream(
         draft_sampling: how a draft proposes at a temperature: "greedy", its best tokens (vLLM's default), or "probabilistic", drawn from
             its own distribution. Both leave the verifier's distribution as it is; the first also leaves the very tokens of its seed.
         adaptive: choose k per round, up to num_speculative_tokens; never much slower than k = 0.
+        draft_p_min: end a chain where the draft's own probability of the whole chain falls below this (see `decode.draft.EagleDraft`).
         tree: (depth, top_k, nodes) of a dynamic draft tree instead of a chain; num_speculative_tokens is then not read, unless it is 0.
         tokenizer: a transformers tokenizer; None uses the one in the verifier's folder where text is involved.
         graphs: record CUDA graphs; None where there is CUDA.
@@ -169,7 +171,7 @@ def stream(
         for prompt, one in zip(texts, settings, strict=True)
     ]
     shape = Tree(*tree) if isinstance(tree, tuple) else tree
-    proposer = EagleDraft(draft, shape) if draft is not None and num_speculative_tokens else None
+    proposer = EagleDraft(draft, shape, draft_p_min) if draft is not None and num_speculative_tokens else None
     options = Options(num_speculative_tokens, batch_size, draft_sampling, adaptive, graphs)
     run = Run(verifier, proposer, requests, options, draft.aux_layers if draft is not None else ())
     return Stream(run, tokenizer, draft.config.max_position_embeddings if draft is not None and proposer else None)

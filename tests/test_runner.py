@@ -16,7 +16,7 @@ from specbench.bench.baseline import rounds
 from specbench.bench.prompts import Prompt, prompt_set_hash
 from specbench.bench.records import load_runs
 from specbench.bench.runner import WARM_UP_TOKENS, benchmark, conversation_ids, transformers_baseline
-from specbench.bench.summary import summarize
+from specbench.bench.summary import read_off, summarize
 from specbench.errors import CheckpointKeyError, ConfigError, DataError
 
 PROMPTS = [Prompt(11, "math", ("What is 6 x 7?",)), Prompt(5, "writing", ("Write a line about rain.", "Now about snow."))]
@@ -136,6 +136,17 @@ def test_adaptive_chains_and_penalties(pair, tmp_path):
     assert len(summary) == 3 and set(summary[summary.k > 0].draft_shape) == {"chain", "adaptive chain"} and summary.speedup.notna().all()
     chosen = summary[summary.draft_shape == "adaptive chain"].iloc[0]
     assert pd.isna([chosen.verify_cost, chosen.break_even_length, chosen.predicted_speedup]).all(), "rounds of different lengths"
+
+
+def test_chains_that_end_in_doubt(pair, tmp_path):
+    table = benchmark(pair, PROMPTS, (0, 3), draft_p_min=(0.0, 0.9999), temperature=0.9, max_new_tokens=24, run_dir=tmp_path, device="cpu", progress=False)
+    assert len(table) == 3 * 3 and set(table.status) == {"ok"} and table[table.k == 0].draft_p_min.isna().all()
+    assert all(len({tuple(ids) for ids in group.token_ids}) == 1 for _, group in table.groupby(["question_id", "turn"]))
+    whole, cut = table[(table.k == 3) & table.draft_p_min.isna()], table[table.draft_p_min == 0.9999]
+    assert len(cut) == 3 and sum(map(sum, cut.proposed_per_round)) < sum(map(sum, whole.proposed_per_round))
+    summary = summarize(table).set_index("draft_p_min", append=True)
+    assert len(summary) == 3 and summary.speedup.notna().all()
+    assert list(read_off(table).num_prompts) == [2, 2, 2], "shorter chains are read off whole ones"
 
 
 def test_one_prompt_too_long_does_not_stop_its_batch(pair, tmp_path):

@@ -47,9 +47,12 @@ class Variants:
     temperatures: tuple[float, ...] = (0.0,)
     sampling: Sampling = Sampling()
     draft_sampling: DraftSampling = "greedy"
+    p_min: tuple[float, ...] = (0.0,)
 
     def shapes(self) -> list[Shape]:
-        chains = [*(Shape(k) for k in self.k), *(Shape(k, adaptive=True) for k in self.adaptive)]
+        """Every chain with every `p_min`, plain decoding and trees once."""
+        chains = [Shape(k, p_min=p) for k in self.k for p in (self.p_min if k else (0.0,))]
+        chains += [Shape(k, adaptive=True, p_min=p) for k in self.adaptive for p in self.p_min]
         return [*chains, *(Shape(tree[0], tree) for tree in self.trees)]
 
 
@@ -60,6 +63,7 @@ class Shape:
     k: int
     tree: TreeShape | None = None
     adaptive: bool = False
+    p_min: float = 0.0
 
     def __str__(self) -> str:
         if self.tree is not None:
@@ -88,13 +92,13 @@ def _specbench_arm(
         found = generate(
             verifier, draft if k else None, prompts, num_speculative_tokens=k, max_new_tokens=max_new_tokens, tokenizer=tokenizer,
             batch_size=batch, sampling=[replace(sampling, seed=seed) for seed in seeds], tree=shape.tree, adaptive=shape.adaptive,
-            draft_sampling=v.draft_sampling,
+            draft_p_min=shape.p_min, draft_sampling=v.draft_sampling,
         )  # fmt: skip
         return [_measured(one, sampled) for one in found]
 
     own = {
         "k": k, "proposer": "eagle3" if k else "", "draft_shape": str(shape), "batch_size": batch, "temperature": sampling.temperature,
-        "draft_sampling": v.draft_sampling if sampled and k else "greedy",
+        "draft_sampling": v.draft_sampling if sampled and k else "greedy", "draft_p_min": shape.p_min or None,
     }  # fmt: skip
     return Arm({**facts, **own, **used(sampling)}, batch, verifier.config.max_position_embeddings, decode)
 

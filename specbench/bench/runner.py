@@ -40,6 +40,7 @@ def benchmark(
     k: int | Sequence[int] = (0, 1, 3, 5),
     *,
     adaptive: int | Sequence[int] = (),
+    draft_p_min: float | Sequence[float] = 0.0,
     trees: Sequence[TreeShape] = (),
     batch_size: int | Sequence[int] = 1,
     temperature: float | Sequence[float] = 0.0,
@@ -68,6 +69,7 @@ def benchmark(
         prompts: see `prompts.as_prompts`; None is the shipped set.
         k: numbers of speculative tokens. Keep 0 among them: it is the baseline of every speedup.
         adaptive: greatest k, one or several, of chains whose length is chosen for each round, besides the chains of `k`.
+        draft_p_min: where chains end early (see `text.stream`), one or several; 0 is nowhere. Every chain is run with each.
         trees: draft trees (depth, top_k, nodes) besides them.
         batch_size: sequences decoded together, one number or several; prompts are batched in their order.
         temperature: 0 is greedy; one or several. top_k, top_p, min_p, draft_sampling: see `text.stream`; they count where it is above 0.
@@ -97,10 +99,12 @@ def benchmark(
         distinct(k, "k", int, 0), distinct(adaptive, "adaptive", int, 1) if adaptive not in ((), []) else (),
         tuple((depth, width, nodes) for depth, width, nodes in trees), distinct(batch_size, "batch_size", int, 1),
         distinct(temperature, "temperature", float, 0), sampling, draft_sampling,
+        distinct(draft_p_min, "draft_p_min", float, 0),
     )  # fmt: skip
     parameters = {
-        "prompts": _prompt_source(prompts), "k": variants.k, "adaptive": variants.adaptive, "trees": variants.trees,
-        "batch_size": variants.batch_sizes, "temperature": variants.temperatures, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+        "prompts": _prompt_source(prompts), "k": variants.k, "adaptive": variants.adaptive, "draft_p_min": variants.p_min,
+        "trees": variants.trees, "batch_size": variants.batch_sizes, "temperature": variants.temperatures,
+        "top_k": top_k, "top_p": top_p, "min_p": min_p,
         "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty, "frequency_penalty": frequency_penalty,
         "seed": seed, "draft_sampling": draft_sampling, "repeats": repeats, "max_new_tokens": max_new_tokens, "device": device,
         "dtype": dtype, "packed": packed, "policy": str(getattr(policy, "name", policy)), "ignore_eos": False,

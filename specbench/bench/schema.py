@@ -25,7 +25,7 @@ ADDED = {
         "proposer", "draft_shape", "draft_sampling", "batch_size", "batch", "top_k", "top_p", "min_p", "seed", "prompt_set",
         "nodes_per_round", "emitted_at_s", "draft_prefill_s", "peak_memory_bytes",
     ),
-    3: ("repetition_penalty", "presence_penalty", "frequency_penalty"),
+    3: ("draft_p_min", "repetition_penalty", "presence_penalty", "frequency_penalty"),
 }  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Row:
     proposer: Annotated[str, 'who proposed: "eagle3", "prompt lookup", "" for plain decoding'] = ""
     draft_shape: Annotated[str, '"chain"; "adaptive chain": its length is chosen for each round; or the shape of a tree'] = "chain"
     k: Annotated[int, "num_speculative_tokens: draft tokens of a full round (most, if adaptive; depth of a tree); 0 for plain decoding"]
+    draft_p_min: Annotated[float | None, "probability of a whole chain, to its draft, below which it ends; None where not used"] = None
     draft_sampling: Annotated[str, '"greedy": the draft proposes its best tokens at any temperature; "probabilistic": it draws them'] = (
         "greedy"
     )

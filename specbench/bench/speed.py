@@ -28,8 +28,8 @@ BASELINE = (
     *PENALTIES, "dtype", "device", "max_new_tokens", *PROMPT, "turn", "repeat",
 )  # fmt: skip
 CONFIGURATION = [
-    "run_id", "engine", "verifier", "verifier_format", "k", "proposer", "draft_shape", "draft_sampling", "batch_size", "temperature",
-    "repeat", "batch",
+    "run_id", "engine", "verifier", "verifier_format", "k", "proposer", "draft_shape", "draft_p_min", "draft_sampling", "batch_size",
+    "temperature", "repeat", "batch",
 ]  # fmt: skip
 PARTS = ("draft", "verify", "other")
 
@@ -76,8 +76,8 @@ def speed_figures(ok: pd.DataFrame, seed: int) -> dict[str, Any]:
     tokens after the first, over all tokens) with _low and _high; emission_gap_p95_s (between the rounds that bring a sequence its tokens);
     speedup (decode) with _low and _high and end_to_end_speedup, against the k=0 rows of the same prompts, turns, repeats, batch size,
     sampling and run; break_even_length, the mean acceptance length at which k would be as fast as those rows (seconds per round / per plain
-    token); verify_cost T(k+1) / T(1) and draft_cost, seconds of a round's parts over those of a plain pass, none of the three for adaptive
-    chains; num_unlike_k0, how many outputs
+    token); verify_cost T(k+1) / T(1) and draft_cost, seconds of a round's parts over those of a plain pass, none of the three where
+    rounds differ in length by choice; num_unlike_k0, how many outputs
     differ from the k=0 row's; draft_share, verify_share, other_share of decode seconds; peak_memory_bytes, the largest.
     """
     out: dict[str, Any] = {}
@@ -110,7 +110,8 @@ def _against_plain(timed: pd.DataFrame, whole: pd.DataFrame, seed: int) -> dict[
     paired = timed[timed.baseline_decode_tokens > 0]
     put(out, "speedup", _sums(paired, "decode_tokens", "clock_s", "baseline_clock_s", "baseline_decode_tokens"), speed_ratio, seed)
     # rounds of different lengths have no one cost
-    rounds = 0 if "draft_shape" in paired and ADAPTIVE in set(paired.draft_shape) else paired.accepted_per_round.map(len).sum()
+    varied = "draft_shape" in paired and ((paired.draft_shape == ADAPTIVE) | paired.draft_p_min.notna()).any()
+    rounds = 0 if varied else paired.accepted_per_round.map(len).sum()
     plain = paired.baseline_decode_s.sum() / paired.baseline_decode_tokens.sum() if rounds else np.nan
     out["break_even_length"] = metrics.break_even_length(paired.decode_s.sum() / rounds, plain) if rounds else np.nan
     passes = paired.baseline_verify_s.sum() / paired.baseline_rounds.sum() if rounds and paired.baseline_rounds.sum() else np.nan

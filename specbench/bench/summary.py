@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BY = ("engine", "verifier", "verifier_format", "k")
 # What else may have been varied; each joins the groups where a table holds several of its values for one group.
 CONDITIONS = (
-    "draft", "policy", "proposer", "draft_shape", "draft_sampling", "temperature", "top_k", "top_p", "min_p", *PENALTIES,
-    "batch_size", "dtype", "device", "threads", "max_new_tokens",
+    "draft", "policy", "proposer", "draft_shape", "draft_p_min", "draft_sampling", "temperature", "top_k", "top_p",
+    "min_p", *PENALTIES, "batch_size", "dtype", "device", "threads", "max_new_tokens",
 )  # fmt: skip
 MEASURED = ("status", "accepted_per_round", "proposed_per_round", "token_ids", "decode_s", "total_s")
 CONTEXT_EDGES = (128, 512, 2048, 8192, 32768)
@@ -130,7 +130,8 @@ def read_off(table: pd.DataFrame, *, seed: int = 0) -> pd.DataFrame:
     import pandas as pd
 
     by = [name for name in grouping(table) if name != "k"]
-    ok = table[(table.status == "ok") & (table.draft_shape == "chain") & (table.k > 0)]
+    whole = table.draft_p_min.isna() if "draft_p_min" in table else True
+    ok = table[(table.status == "ok") & (table.draft_shape == "chain") & (table.k > 0) & whole]
     rows = []
     for key, group in ok.groupby(by, sort=True, dropna=False):
         longest = int(group.k.max())

@@ -46,6 +46,11 @@ def check(verifier: Any, proposer: Proposer | None, requests: Sequence[Request],
         raise ConfigError("an EAGLE-3 draft reads auxiliary states of the verifier; pass aux_layers=draft.aux_layers")
     if options.draft_sampling not in ("greedy", "probabilistic"):
         raise ConfigError(f"draft_sampling is {options.draft_sampling!r}; expected 'greedy' or 'probabilistic'")
+    if getattr(proposer, "p_min", 0) and (options.draft_sampling != "greedy" or options.graphs):
+        raise ConfigError(
+            f"draft_p_min is {getattr(proposer, 'p_min', 0)}: it ends chains of the draft's best tokens, by what the host reads; "
+            f"draft_sampling must be 'greedy' (is {options.draft_sampling!r}) and graphs not True"
+        )
     if k and isinstance(proposer, EagleDraft):
         _warn_of_devices(verifier, proposer)
     if getattr(proposer, "tree", None) is not None and (options.draft_sampling != "greedy" or options.adaptive):

@@ -7,6 +7,7 @@ draft is one.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,8 +57,8 @@ class Proposer(Protocol):
         index last [b] is no pair. limit: one more than the highest position. causal: positions are 0 .. n - 1."""
 
     def propose(self, count: int, lengths: Tensor, longest: int, settings: Settings | None) -> Proposal:
-        """`count` ids in a chain for the first b rows, which have lengths [b] tokens, `longest` at most; drawn with `settings`, or the
-        best ones without."""
+        """`count` ids, or fewer, in a chain for the first b rows, which have lengths [b] tokens, `longest` at most; drawn with `settings`,
+        or the best ones without."""
 
     def move(self, source: int, target: int, length: int) -> None:
         """Row `source` over row `target`."""
@@ -67,10 +68,20 @@ class EagleDraft:
     """An EAGLE-3 draft over a static cache: a chain of its own best (or drawn) tokens, or with `tree` its best tree.
 
     The state that a step feeds back is its own; the pair of position i lies in slot i, as the verifier's token does.
+
+    Args:
+        p_min: a chain ends with its first token at which the product of the draft's own probabilities so far is below this, for every
+            sequence of the batch; 0 never ends it early. What a draft doubts is rarely accepted, and costs a step and a row to verify.
+            (llama.cpp's --draft-p-min, of the whole path.) Which tokens are committed does not depend on it.
+
+    Raises:
+        ConfigError: p_min outside [0, 1), or beside a tree, which has one shape.
     """
 
-    def __init__(self, draft: Eagle3, tree: Tree | None = None) -> None:
-        self.draft, self.tree = draft, tree
+    def __init__(self, draft: Eagle3, tree: Tree | None = None, p_min: float = 0.0) -> None:
+        if not 0 <= p_min < 1 or (p_min and tree is not None):
+            raise ConfigError(f"draft_p_min is {p_min}; expected 0 to below 1, and 0 beside a tree (given: {tree})")
+        self.draft, self.tree, self.p_min = draft, tree, p_min
         self.width = draft.config.num_aux_layers * draft.config.target_hidden_size
 
     def begin(self, rows: int, length: int) -> None:
@@ -102,7 +113,7 @@ class EagleDraft:
         if self.tree is not None:
             return Proposal(*grow(self.draft, self.cache, self.hidden[:batch], lengths, longest, self.tree))
         hidden, ids, distributions = self.hidden[:batch], [], []
-        masked = shorter(lengths, longest)
+        masked, path = shorter(lengths, longest), lengths.new_zeros(batch, 1, dtype=torch.float32)
         for j in range(count):
             scores = self.draft.logits(hidden)  # [b, 1, draft_vocab]
             if settings is None:
@@ -113,11 +124,15 @@ class EagleDraft:
                 distributions.append(shares)
             token = self.draft.to_target(chosen)  # [b, 1]
             ids.append(token)
+            if self.p_min and j + 1 < count:
+                path = path + scores.gather(2, chosen[..., None])[..., 0].float() - scores.float().logsumexp(-1)
+                if float(path.max()) < math.log(self.p_min):
+                    break
             if j + 1 < count:
                 step = self.draft.step(lengths[:, None] - 1 + j, longest + j, masked=masked)
                 hidden = self.draft(token, hidden, step, self.cache)
         drawn_from = torch.cat(distributions, 1) if distributions else None
-        return Proposal(torch.cat(ids, 1), count, drawn_from=drawn_from, targets=self.targets)
+        return Proposal(torch.cat(ids, 1), len(ids), drawn_from=drawn_from, targets=self.targets)
 
     def move(self, source: int, target: int, length: int) -> None:
         self.cache.move(source, target, length)

@@ -82,6 +82,7 @@ class Run:
         vocab = self.verifier.config.vocab_size
         self.rows = Rows.empty(rows, length, width, self.block, vocab, penalised, self.verifier.dtype, self.verifier.device)
         wanted = getattr(self.verifier, "captures", True) if self.options.graphs is None else self.options.graphs
+        wanted = wanted and not getattr(self.proposer, "p_min", 0)  # its chains end by what the host reads
         together = draft is None or draft.device == self.verifier.device
         self.graphs = Graphs(wanted and together and self.verifier.device.type == "cuda", self.rows.tensors)
 
@@ -99,6 +100,8 @@ class Run:
                 self.clock.restart()
                 k = self._choose_k()
                 proposal = self._draft(k) if k else None
+                if proposal is not None and not self.tree:
+                    k = proposal.tokens.shape[1]  # a draft in doubt proposes fewer
                 if not k:
                     self._make_room()
                 self.clock.mark("draft")
