@@ -139,7 +139,9 @@ def test_adaptive_chains_and_penalties(pair, tmp_path):
 
 
 def test_chains_that_end_in_doubt(pair, tmp_path):
-    table = benchmark(pair, PROMPTS, (0, 3), draft_p_min=(0.0, 0.9999), temperature=0.9, max_new_tokens=24, run_dir=tmp_path, device="cpu", progress=False)
+    table = benchmark(
+        pair, PROMPTS, (0, 3), draft_p_min=(0.0, 0.9999), temperature=0.9, max_new_tokens=24, run_dir=tmp_path, device="cpu", progress=False
+    )
     assert len(table) == 3 * 3 and set(table.status) == {"ok"} and table[table.k == 0].draft_p_min.isna().all()
     assert all(len({tuple(ids) for ids in group.token_ids}) == 1 for _, group in table.groupby(["question_id", "turn"]))
     whole, cut = table[(table.k == 3) & table.draft_p_min.isna()], table[table.draft_p_min == 0.9999]
