@@ -1,5 +1,4 @@
 """Rows as a benchmark would leave them, drawn from a seeded cost and acceptance model: for tests of tables and figures only."""
-
 import numpy as np
 
 from specbench.bench.prompts import load_prompts, prompt_set_hash
@@ -45,21 +44,10 @@ def synthetic_rows(verifier_format="bf16", ks=(0, 1, 3, 5), prompts=None, repeat
                 decode_s = draft_s + verify_s + other_s
                 rows.append(
                     Row(
-                        **common,
-                        status="ok",
-                        finish_reason="length",
-                        num_prompt_tokens=40,
-                        num_output_tokens=tokens,
-                        accepted_per_round=accepted,
-                        proposed_per_round=proposed,
-                        nodes_per_round=proposed,
-                        token_ids=list(range(tokens)),
-                        prefill_s=0.1,
-                        draft_s=draft_s,
-                        verify_s=verify_s,
-                        other_s=other_s,
-                        decode_s=decode_s,
-                        total_s=0.1 + decode_s,
+                        **common, status="ok", finish_reason="length", num_prompt_tokens=40, num_output_tokens=tokens,
+                        accepted_per_round=accepted, proposed_per_round=proposed, nodes_per_round=proposed,
+                        token_ids=list(range(tokens)), prefill_s=0.1, draft_s=draft_s, verify_s=verify_s,
+                        other_s=other_s, decode_s=decode_s, total_s=0.1 + decode_s,
                     )  # fmt: skip
                 )
     return rows

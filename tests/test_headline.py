@@ -1,5 +1,4 @@
 """The headline figures are those of the rows, on real tiny pairs, and the command ends in one JSON line."""
-
 import json
 import sys
 import types

@@ -1,5 +1,4 @@
 """The evaluation prompts have the promised shape and do not meet the training prompts."""
-
 import collections
 import importlib.util
 import json
@@ -31,7 +30,7 @@ def _fold(text):
 
 def _shingles(text):
     words = re.findall(r"\w+", text.lower())
-    return {tuple(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)}
+    return {tuple(words[i:i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)}
 
 
 def test_counts_and_ids():

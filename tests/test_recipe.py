@@ -128,31 +128,18 @@ def verifier_folder(tmp_path: Path) -> Path:
     folder = tmp_path / "verifier"
     folder.mkdir()
     config = {
-        "hidden_size": HIDDEN,
-        "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": WIDTH,
-        "vocab_size": VOCAB,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 1e4,
+        "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "head_dim": WIDTH, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
         "max_position_embeddings": 64,
     }
     (folder / "config.json").write_text(json.dumps(config))
     last = f"model.layers.{LAYERS - 1}"
     shapes = {
-        "model.embed_tokens.weight": (VOCAB, HIDDEN),
-        "model.norm.weight": (HIDDEN,),
-        "model.layers.0.mlp.up_proj.weight": (INNER, HIDDEN),
-        f"{last}.input_layernorm.weight": (HIDDEN,),
-        f"{last}.post_attention_layernorm.weight": (HIDDEN,),
-        f"{last}.self_attn.q_proj.weight": (HEADS * WIDTH, HIDDEN),
-        f"{last}.self_attn.k_proj.weight": (KV_HEADS * WIDTH, HIDDEN),
-        f"{last}.self_attn.v_proj.weight": (KV_HEADS * WIDTH, HIDDEN),
-        f"{last}.self_attn.o_proj.weight": (HIDDEN, HEADS * WIDTH),
-        f"{last}.mlp.gate_proj.weight": (INNER, HIDDEN),
-        f"{last}.mlp.up_proj.weight": (INNER, HIDDEN),
+        "model.embed_tokens.weight": (VOCAB, HIDDEN), "model.norm.weight": (HIDDEN,), "model.layers.0.mlp.up_proj.weight": (INNER, HIDDEN),
+        f"{last}.input_layernorm.weight": (HIDDEN,), f"{last}.post_attention_layernorm.weight": (HIDDEN,),
+        f"{last}.self_attn.q_proj.weight": (HEADS * WIDTH, HIDDEN), f"{last}.self_attn.k_proj.weight": (KV_HEADS * WIDTH, HIDDEN),
+        f"{last}.self_attn.v_proj.weight": (KV_HEADS * WIDTH, HIDDEN), f"{last}.self_attn.o_proj.weight": (HIDDEN, HEADS * WIDTH),
+        f"{last}.mlp.gate_proj.weight": (INNER, HIDDEN), f"{last}.mlp.up_proj.weight": (INNER, HIDDEN),
         f"{last}.mlp.down_proj.weight": (HIDDEN, INNER),
     }
     save_file({name: torch.randn(shape) * 0.3 for name, shape in shapes.items()}, folder / "model.safetensors")
@@ -176,11 +163,8 @@ def text_folder(tmp_path: Path) -> Path:
             lengths.append(len(row))
         ids = torch.tensor(tokens)
         shard = {
-            "tokens": ids.int(),
-            "states": code[ids].bfloat16(),
-            "lengths": torch.tensor(lengths, dtype=torch.int32),
-            "prompt_lengths": torch.full((12,), 4, dtype=torch.int32),
-            "prompt_ids": torch.arange(12, dtype=torch.int32) + 12 * number,
+            "tokens": ids.int(), "states": code[ids].bfloat16(), "lengths": torch.tensor(lengths, dtype=torch.int32),
+            "prompt_lengths": torch.full((12,), 4, dtype=torch.int32), "prompt_ids": torch.arange(12, dtype=torch.int32) + 12 * number,
         }
         save_file(shard, folder / f"text-{number:04d}.safetensors")
     return folder

@@ -13,9 +13,8 @@ from typing import Any, Literal
 from ..decode.request import Sampling
 from ..pair import Checkpoint
 from ..quant.scheme import Scheme, parse_quantization
-from .speed import ADAPTIVE, PENALTIES
+from .speed import ADAPTIVE, LIMITS, PENALTIES
 
-LIMITS = ("top_k", "top_p", "min_p")
 PLAIN_FORMATS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 DraftSampling = Literal["greedy", "probabilistic"]
 TreeShape = tuple[int, int, int]  # depth, top_k, nodes: see `decode.tree.Tree`

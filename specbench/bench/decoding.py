@@ -34,11 +34,10 @@ CONTEXTS = (128, 512, 1024, 2048, 4096)
 VLLM_OVER_TRANSFORMERS = 42 / 24.5  # vLLM 0.32's CPU wheel in bf16 beside transformers, measured once on a machine of this kind
 ASKED_TAU = 2.2
 P_MIN = 0.6  # of the arms whose chains end in doubt
-
+DOUBTS = "_p_min"  # ends the names of arms whose chains do
 
 Kind = Callable[[Eagle3], EagleDraft]
-DOUBTS = "_p_min"  # ends the names of arms whose chains do
-SURE = partial(EagleDraft, p_min=P_MIN)
+SURE: Kind = partial(EagleDraft, p_min=P_MIN)
 
 
 class Adversary(EagleDraft):
@@ -68,23 +67,23 @@ def measure(
     ids = [encode(tokenizer, prompt.turns[0]) for prompt in prompts]
     arms: dict[str, Callable[[], dict[str, float]]] = {}
 
-    def arm(name: str, k: int, batch: int, adaptive: bool = False, proposer: Kind = SURE, which: str = "") -> None:
+    def arm(name: str, k: int, batch: int, adaptive: bool = False, proposer: Kind = EagleDraft, which: str = "") -> None:
         options = Options(k, batch, adaptive=adaptive, graphs=graphs)
         arms[name] = lambda: timed(verifier, drafts[which], proposer, ids, options, max_new_tokens)
 
     arm("k0", 0, 1)
     chains = {f"k{k}{which}": (k, which) for k in sorted({*ks} - {0}) for which in drafts}
     for name, (k, which) in chains.items():
-        arm(name, k, 1, proposer=EagleDraft, which=which)
+        arm(name, k, 1, which=which)
     for which in drafts:
-        arm(f"k{max(ks)}{which}{DOUBTS}", max(ks), 1, which=which)
-    arm("adaptive", max(ks), 1, adaptive=True)
+        arm(f"k{max(ks)}{which}{DOUBTS}", max(ks), 1, proposer=SURE, which=which)
+    arm("adaptive", max(ks), 1, adaptive=True, proposer=SURE)
     arm("adversary", max(ks), 1, proposer=Adversary)
     arm("adaptive_adversary", max(ks), 1, adaptive=True, proposer=Adversary)
     for batch in batches:
         arm(f"b{batch}_k0", 0, batch)
-        arm(f"b{batch}_k{max(ks)}", max(ks), batch, proposer=EagleDraft)
-        arm(f"b{batch}_adaptive", max(ks), batch, adaptive=True)
+        arm(f"b{batch}_k{max(ks)}", max(ks), batch)
+        arm(f"b{batch}_adaptive", max(ks), batch, adaptive=True, proposer=SURE)
     if baseline is not None:
         arms["transformers"] = _transformers(baseline, device, ids, max_new_tokens)
     rounds: list[dict[str, dict[str, float]]] = []

@@ -21,10 +21,11 @@ if TYPE_CHECKING:
 
 PROMPT = ["prompt_set_hash", "question_id"]
 ADAPTIVE = "adaptive chain"  # the draft_shape of chains whose length is chosen for each round
+LIMITS = ("top_k", "top_p", "min_p")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
 # What a row and its k=0 row have in common.
 BASELINE = (
-    "run_id", "engine", "verifier", "verifier_format", "draft", "policy", "batch_size", "temperature", "top_k", "top_p", "min_p",
+    "run_id", "engine", "verifier", "verifier_format", "draft", "policy", "batch_size", "temperature", *LIMITS,
     *PENALTIES, "dtype", "device", "max_new_tokens", *PROMPT, "turn", "repeat",
 )  # fmt: skip
 CONFIGURATION = [

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import DataError
 from . import metrics
-from .speed import BASELINE, PENALTIES, PROMPT, pair_with_baseline, put, speed_figures
+from .speed import BASELINE, LIMITS, PENALTIES, PROMPT, pair_with_baseline, put, speed_figures
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 BY = ("engine", "verifier", "verifier_format", "k")
 # What else may have been varied; each joins the groups where a table holds several of its values for one group.
 CONDITIONS = (
-    "draft", "policy", "proposer", "draft_shape", "draft_p_min", "draft_sampling", "temperature", "top_k", "top_p",
-    "min_p", *PENALTIES, "batch_size", "dtype", "device", "threads", "max_new_tokens",
+    "draft", "policy", "proposer", "draft_shape", "draft_p_min", "draft_sampling", "temperature", *LIMITS,
+    *PENALTIES, "batch_size", "dtype", "device", "threads", "max_new_tokens",
 )  # fmt: skip
 MEASURED = ("status", "accepted_per_round", "proposed_per_round", "token_ids", "decode_s", "total_s")
 CONTEXT_EDGES = (128, 512, 2048, 8192, 32768)

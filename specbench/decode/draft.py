@@ -113,7 +113,7 @@ class EagleDraft:
         if self.tree is not None:
             return Proposal(*grow(self.draft, self.cache, self.hidden[:batch], lengths, longest, self.tree))
         hidden, ids, distributions = self.hidden[:batch], [], []
-        masked, path = shorter(lengths, longest), lengths.new_zeros(batch, 1, dtype=torch.float32)
+        masked, path = shorter(lengths, longest), torch.zeros((), device=self.draft.device) if self.p_min else None
         for j in range(count):
             scores = self.draft.logits(hidden)  # [b, 1, draft_vocab]
             if settings is None:
@@ -124,7 +124,7 @@ class EagleDraft:
                 distributions.append(shares)
             token = self.draft.to_target(chosen)  # [b, 1]
             ids.append(token)
-            if self.p_min and j + 1 < count:
+            if path is not None and j + 1 < count:
                 path = path + scores.gather(2, chosen[..., None])[..., 0].float() - scores.float().logsumexp(-1)
                 if float(path.max()) < math.log(self.p_min):
                     break
