@@ -5,16 +5,19 @@ What enters: times and accepted counts of past rounds. What leaves: the next k. 
 The best k has the most expected tokens per second, (1 + a1 + a1 a2 + ...) * batch / (T(k + 1) + D(k)), with a the recent conditional
 acceptance per position, T the time of a verifier pass over so many tokens and D the draft's. What is not yet measured is drawn as a line
 through what is. A draft may be bad: whatever rounds with k > 0 have lost against k = 0 so far, plus the most that the next could lose, is
-kept under `BUDGET` of the time spent. So it starts at k = 0 and tries k = 1 when that is paid for.
+kept under `ADVANCE` passes and `BUDGET` of the time spent. The advance pays for the first tries: without it a good draft waits for
+hundreds of tokens, as two wrong proposals in a row cost what thirty rounds at k = 0 put aside.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-BUDGET = 0.015
+BUDGET = 0.02
+ADVANCE = 1.0  # passes over one token a sequence
 FADE = 0.9  # what a past round weighs against the next one in acceptance
 NEW_COST = 0.2  # what a new time weighs against the earlier ones
+NEW_LOWER_COST = 0.5  # the same for one below them: a shape's first passes are its slowest, and what disturbs a pass only adds to it
 FORGET = 0.98  # the same for a place that the round did not propose: what was seen there once is tried again some day
 PRIOR = 0.6, 4.0  # conditional acceptance believed before anything is seen, and the rounds that the belief weighs
 LIKE_BEFORE = 1.0  # rounds that the place before weighs in what is believed of a place
@@ -41,13 +44,14 @@ class AdaptiveK:
 
     def choose(self, batch: int) -> int:
         """k of the next round, 0 .. most."""
-        plain = self.verify.get((batch, 1))
-        if plain is None or self.rounds < FIRST:
+        if (batch, 1) not in self.verify or self.rounds < FIRST:
             return 0
-        best = max(range(self.most + 1), key=lambda k: self._rate(batch, k))
+        plain = self._cost(batch, 0)
+        tried = max((k for b, k in self.draft if b == batch), default=0)
+        best = max(range(min(tried + 1, self.most) + 1), key=lambda k: self._rate(batch, k))  # costs are not guessed further than that
         if best == 0 and self.since_try >= self.wait:
             best = 1
-        while best and self.lost + self._cost(batch, best) - plain > BUDGET * self.spent:
+        while best and self.lost + self._cost(batch, best) - plain > BUDGET * self.spent + ADVANCE * plain:
             best -= 1
         return best
 
@@ -68,8 +72,8 @@ class AdaptiveK:
         seconds = draft_s + verify_s
         self.spent += seconds
         self.lost += 0.0 if k else draft_s  # the draft reads what it will need if it is tried again
-        plain = self.verify.get((batch, 1))
-        if k and plain is not None:
+        if k and (batch, 1) in self.verify:
+            plain = self._cost(batch, 0)
             tokens = sum(accepted) / max(len(accepted), 1) + 1
             self.lost += seconds - tokens * plain
             paid = self._rate(batch, k) >= self._rate(batch, 0)
@@ -91,9 +95,12 @@ class AdaptiveK:
         return (self.accepted[place] + weight * before) / (self.reached[place] + weight)
 
     def _cost(self, batch: int, k: int) -> float:
-        plain = self.verify[batch, 1]
+        measured = {n: s for (b, n), s in self.verify.items() if b == batch}
+        # A pass over fewer tokens takes no longer than one over more: a time from slower days would keep a bad draft going.
+        passes = {n: min(s for m, s in measured.items() if m >= n) for n in measured}
+        plain = passes[1]
         # unmeasured: each further token a tenth of a pass and each draft step a seventh, until two points make a line
-        verify = _line({n: s for (b, n), s in self.verify.items() if b == batch}, k + 1, plain / 10)
+        verify = _line(passes, k + 1, plain / 10)
         return verify + (_line({n: s for (b, n), s in self.draft.items() if b == batch}, k, plain / 7, zero=True) if k else 0.0)
 
 
@@ -104,7 +111,8 @@ def _blend(table: dict[tuple[int, int], float], key: tuple[int, int], value: flo
         table[key] = value
         return value
     value = min(value, SPIKE * table[key])
-    table[key] = (1 - NEW_COST) * table[key] + NEW_COST * value
+    weight = NEW_LOWER_COST if value < table[key] else NEW_COST
+    table[key] += weight * (value - table[key])
     return value
 
 
