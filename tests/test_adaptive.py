@@ -15,7 +15,7 @@ def verify_cost(tokens: int, slope: float = 0.1) -> float:
 
 def drive(choice: AdaptiveK, rounds: int, chance, slope: float = 0.1, draft: float = 0.15, batch: int = 1, seed=0, cold=1.0):
     """Rounds with proposals that stand with chance(round) each; the ks, the seconds spent, and the tokens gained per sequence.
-    cold: by how much the first eight rounds of every k are slower."""
+    cold: by how much the first three rounds are slower."""
     numbers, ks, spent, gained = random.Random(seed), [], 0.0, 0.0
     for at in range(rounds):
         k = choice.choose(batch)
@@ -25,7 +25,7 @@ def drive(choice: AdaptiveK, rounds: int, chance, slope: float = 0.1, draft: flo
             while count < k and numbers.random() < chance(at):
                 count += 1
             accepted.append(count)
-        speed = cold if ks.count(k) < 8 else 1.0
+        speed = cold if at < FIRST else 1.0
         times = speed * draft * k, speed * verify_cost(k + 1, slope)
         choice.observe(k, batch, *times, accepted, [k] * batch)
         ks.append(k)
@@ -70,7 +70,7 @@ def test_slow_first_passes_do_not_keep_a_bad_draft_going(slope: float) -> None:
     """k = 0 was measured while it was slow; passes over more tokens, faster by now, say that it no longer is."""
     for seed in range(5):
         _, spent, gained = drive(AdaptiveK(3), 500, lambda at: 0.0, slope, 0.1, seed=seed, cold=1.4)
-        assert spent < 1.05 * (gained + 8 * 0.4)
+        assert spent < 1.05 * (gained + FIRST * 0.4)
 
 
 def test_the_bound_would_not_hold_without_the_budget() -> None:
