@@ -1,8 +1,9 @@
 """How fast decoding is, and where a round's time goes: `python -m specbench.bench.decoding`.
 
 What enters: a pair, prompts, a plain verifier for transformers' own loop. What leaves: a table of figures and one JSON line; with `--out`,
-a file with provenance. All arms take turns on the same prompts, in an order that rotates, so that ratios are of one run. EOS is ignored:
-every arm writes the same number of tokens. It knows no table of rows: for published acceptance there is `runner`.
+a file with provenance. All arms go over the same prompts side by side, a fraction of a second each in turn (`turns`), and that is repeated;
+ratios are taken within one repeat. EOS is ignored: every arm writes the same number of tokens. It knows no table of rows: for published
+acceptance there is `runner`.
 """
 
 from __future__ import annotations
@@ -29,11 +30,13 @@ from .atomic import write_json
 from .floor import context_seconds, round_floor
 from .prompts import Prompt, limit_per_category, load_prompts
 from .provenance import provenance
+from .turns import Work, take_turns
 
 CONTEXTS = (128, 512, 1024, 2048, 4096)
 VLLM_OVER_TRANSFORMERS = 42 / 24.5  # vLLM 0.32's CPU wheel in bf16 beside transformers, measured once on a machine of this kind
 ASKED_TAU = 2.2
 P_MIN = 0.6  # of the arms whose chains end in doubt
+FLOORS = 8  # times that a floor is measured in a turn
 DOUBTS = "_p_min"  # ends the names of arms whose chains do
 
 Kind = Callable[[Eagle3], EagleDraft]
@@ -63,66 +66,73 @@ def measure(
     drafts = {"": load_draft(pair, device=device, verifier=verifier)}
     if small is not None:
         drafts["_w8a16_draft"] = load_draft(small, device=device, verifier=verifier)
+    fastest = list(drafts)[-1]
     tokenizer = load_tokenizer(verifier)
     ids = [encode(tokenizer, prompt.turns[0]) for prompt in prompts]
-    arms: dict[str, Callable[[], dict[str, float]]] = {}
+    arms: dict[str, Callable[[], Work]] = {}
 
     def arm(name: str, k: int, batch: int, adaptive: bool = False, proposer: Kind = EagleDraft, which: str = "") -> None:
         options = Options(k, batch, adaptive=adaptive, graphs=graphs)
         arms[name] = lambda: timed(verifier, drafts[which], proposer, ids, options, max_new_tokens)
 
+    most = max(ks)
+    free = EagleDraft if verifier.device.type == "cuda" and graphs is not False else SURE  # chains that end in doubt record no CUDA graphs
     arm("k0", 0, 1)
+    arms["floor_k0"] = lambda: floor(verifier, None, 0)
     chains = {f"k{k}{which}": (k, which) for k in sorted({*ks} - {0}) for which in drafts}
     for name, (k, which) in chains.items():
         arm(name, k, 1, which=which)
+        arms[f"floor_{name}"] = partial(floor, verifier, drafts[which], k)
     for which in drafts:
-        arm(f"k{max(ks)}{which}{DOUBTS}", max(ks), 1, proposer=SURE, which=which)
-    arm("adaptive", max(ks), 1, adaptive=True, proposer=SURE)
-    arm("adversary", max(ks), 1, proposer=Adversary)
-    arm("adaptive_adversary", max(ks), 1, adaptive=True, proposer=Adversary)
+        arm(f"k{most}{which}{DOUBTS}", most, 1, proposer=SURE, which=which)
+        arm(f"adaptive{which}", most, 1, adaptive=True, proposer=free, which=which)
+    arm("adversary", most, 1, proposer=Adversary)
+    arm("adaptive_adversary", most, 1, adaptive=True, proposer=Adversary)
     for batch in batches:
         arm(f"b{batch}_k0", 0, batch)
-        arm(f"b{batch}_k{max(ks)}", max(ks), batch)
-        arm(f"b{batch}_adaptive", max(ks), batch, adaptive=True, proposer=SURE)
+        arm(f"b{batch}_k{most}{fastest}", most, batch, which=fastest)
+        arm(f"b{batch}_adaptive{fastest}", most, batch, adaptive=True, proposer=free, which=fastest)
     if baseline is not None:
         arms["transformers"] = _transformers(baseline, device, ids, max_new_tokens)
     rounds: list[dict[str, dict[str, float]]] = []
-    names = list(arms)
-    with tqdm(total=(repeats + 1) * len(arms), desc="decoding") as bar:
-        for turn in range(repeats + 1):
-            found = {}
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                found[name] = arms[name]()
-                bar.update()
-            if turn:  # the first turn warms up
-                rounds.append(found)
-    result: dict[str, Any] = figures(rounds, ks, batches)
-    best = result["best_chain"]
-    k, which = chains[best]
-    floors = {"k0": round_floor(verifier, None, 0), best: round_floor(verifier, drafts[which], k, result[best]["mean_acceptance_length"])}
-    result["matmul_floor_ms"] = {name: 1e3 * seconds for name, seconds in floors.items()}
-    result["round_over_floor"] = {name: result[name]["round_ms"] / floor for name, floor in result["matmul_floor_ms"].items()}
+    with tqdm(total=(repeats + 1) * len(arms), desc="decoding", bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}<{remaining}") as bar:
+        for _ in range(repeats + 1):
+            rounds.append(take_turns({name: start() for name, start in arms.items()}, told=bar.update))
+    result: dict[str, Any] = figures(rounds[1:], ks, batches)  # the first turn warms up
+    k = chains[result["best_chain"]][0]
     result["context"] = context_seconds(verifier, k, [c for c in contexts if c + k + 2 <= verifier.config.max_position_embeddings])
     return result
 
 
+def floor(verifier: Decoder, draft: Eagle3 | None, k: int) -> Work:
+    """The matrix products of a round (`round_floor`, which is timed a few times): floor_ms, the median."""
+    found = []
+    for turn in range(FLOORS):
+        found.append(1e3 * round_floor(verifier, draft, k))
+        yield (turn + 1) / FLOORS
+    return {"floor_ms": statistics.median(found)}
+
+
 def timed(
     verifier: Decoder, draft: Eagle3, kind: Kind, ids: Sequence[list[int]], options: Options, max_new_tokens: int
-) -> dict[str, float]:
+) -> Work:
     """Decode all prompts once.
 
     Returns:
-        tokens_per_s: all output over the wall clock, prompts included. decode_tokens_per_s: tokens after the first over decode time, a
-        figure of batch 1. mean_acceptance_length. round_ms, draft_ms, verify_ms, other_ms: means over rounds. other_share: of decode time
-        outside draft and verify. seconds.
+        tokens_per_s: all output over the seconds that it took, prompts included. decode_tokens_per_s: tokens after the first over decode
+        time, a figure of batch 1. mean_acceptance_length. round_ms, draft_ms, verify_ms, other_ms: means over rounds. other_share: of
+        decode time outside draft and verify. seconds.
     """
     requests = [Request(prompt, max_new_tokens, stop_ids=()) for prompt in ids]
     proposer = kind(draft) if options.num_speculative_tokens else None
-    started = time.perf_counter()
+    seconds, written, asked = -time.perf_counter(), 0, max_new_tokens * len(ids)
     run = Run(verifier, proposer, requests, options, draft.aux_layers)
-    for _ in run:
-        pass
-    seconds = time.perf_counter() - started
+    for update in run:
+        seconds += time.perf_counter()
+        written += len(update.token_ids)
+        yield written / asked
+        seconds -= time.perf_counter()
+    seconds += time.perf_counter()
     made = Generations(tuple(run.generations()), [])
     timing, steps = made.timing, sum(map(len, made.accepted_per_round))
     tokens = sum(map(len, made.token_ids))
@@ -139,13 +149,16 @@ def timed(
     }
 
 
-def _transformers(baseline: Checkpoint, device: str, ids: Sequence[list[int]], max_new_tokens: int) -> Callable[[], dict[str, float]]:
+def _transformers(baseline: Checkpoint, device: str, ids: Sequence[list[int]], max_new_tokens: int) -> Callable[[], Work]:
     from .baseline import TransformersLoop
 
     loop = TransformersLoop(baseline, device)
 
-    def decode() -> dict[str, float]:
-        rows = [loop.decode(prompt, max_new_tokens) for prompt in ids]
+    def decode() -> Work:
+        rows = []
+        for prompt in ids:
+            rows.append(loop.decode(prompt, max_new_tokens))
+            yield len(rows) / len(ids)
         return {"decode_tokens_per_s": sum(len(r["token_ids"]) - 1 for r in rows) / sum(r["decode_s"] for r in rows)}
 
     return decode
@@ -155,20 +168,26 @@ def figures(rounds: Sequence[dict[str, dict[str, float]]], ks: Sequence[int], ba
     """Medians over turns of every arm's figures, and ratios taken within a turn.
 
     Returns:
-        the arms by name (the adaptive ones and those that end in `DOUBTS` end chains at `P_MIN`, the adversaries do not); the best one
-        with best_over_k0, and best_chain, the best of those that propose k in every round; ratio_at_asked_tau, what the measured rounds
-        of k = 3 would give at a mean acceptance length of 2.2; k0_over_transformers and k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`);
-        adaptive_over_k0, adversary_over_k0 and adaptive_adversary_over_k0; per batch k0_over_batch_1 (all tokens over the clock) and
-        adaptive_over_k0.
+        the arms by name (those that end in `DOUBTS` end chains at `P_MIN`, and so do the adaptive ones unless they record CUDA graphs; the
+        adversaries do not); the best one with best_over_k0, and best_chain, the best of those that propose k in every round;
+        ratio_at_asked_tau, what the measured rounds of k = 3 would give at a mean acceptance length of 2.2; k0_over_transformers and
+        k0_over_vllm (see `VLLM_OVER_TRANSFORMERS`); adaptive_over_k0 per draft, adversary_over_k0 and adaptive_adversary_over_k0;
+        matmul_floor_ms and round_over_floor of k = 0 and the chains; per batch k0_over_batch_1 (all tokens over the seconds), and the
+        others over k = 0.
     """
     result: dict[str, Any] = {
-        arm: {name: statistics.median(turn[arm][name] for turn in rounds) for name in rounds[0][arm]} for arm in rounds[0]
+        arm: {name: statistics.median(turn[arm][name] for turn in rounds) for name in rounds[0][arm]}
+        for arm in rounds[0]
+        if not arm.startswith("floor_")
     }
 
     def ratio(above: str, below: str, name: str = "decode_tokens_per_s") -> float:
         return statistics.median(turn[above][name] / turn[below][name] for turn in rounds)
 
-    over = {name: ratio(name, "k0") for name in rounds[0] if name[0] == "k" and name != "k0"}
+    def named(start: str) -> list[str]:
+        return [name for name in rounds[0] if name.startswith(start)]
+
+    over = {name: ratio(name, "k0") for name in named("k") if name != "k0"}
     best = max(over, key=lambda name: over[name])
     chains = [name for name in over if not name.endswith(DOUBTS)]
     best_chain = max(chains, key=lambda name: over[name])
@@ -177,20 +196,22 @@ def figures(rounds: Sequence[dict[str, dict[str, float]]], ks: Sequence[int], ba
     result["ratio_at_asked_tau"] = {
         name: statistics.median(ASKED_TAU * turn["k0"]["round_ms"] / turn[name]["round_ms"] for turn in rounds) for name in at
     }
-    result["adaptive_over_k0"] = ratio("adaptive", "k0")
+    result["adaptive_over_k0"] = {name: ratio(name, "k0") for name in named("adaptive") if name != "adaptive_adversary"}
     result["adversary_over_k0"] = ratio("adversary", "k0")
     result["adaptive_adversary_over_k0"] = ratio("adaptive_adversary", "k0")
     if "transformers" in result:
         result["k0_over_transformers"] = ratio("k0", "transformers")
         result["k0_over_vllm"] = result["k0_over_transformers"] / VLLM_OVER_TRANSFORMERS
-    result["batches"] = {
-        str(b): {
-            "k0_over_batch_1": ratio(f"b{b}_k0", "k0", "tokens_per_s"),
-            f"k{max(ks)}_over_k0": ratio(f"b{b}_k{max(ks)}", f"b{b}_k0", "tokens_per_s"),
-            "adaptive_over_k0": ratio(f"b{b}_adaptive", f"b{b}_k0", "tokens_per_s"),
-        }
-        for b in batches
+    floors = {name: f"floor_{name}" for name in ("k0", *chains) if f"floor_{name}" in rounds[0]}
+    result["matmul_floor_ms"] = {name: statistics.median(turn[below]["floor_ms"] for turn in rounds) for name, below in floors.items()}
+    result["round_over_floor"] = {
+        name: statistics.median(turn[name]["round_ms"] / turn[below]["floor_ms"] for turn in rounds) for name, below in floors.items()
     }
+    result["batches"] = {}
+    for batch in batches:
+        plain = f"b{batch}_k0"
+        others = {name: ratio(name, plain, "tokens_per_s") for name in named(f"b{batch}_") if name != plain}
+        result["batches"][str(batch)] = {"k0_over_batch_1": ratio(plain, "k0", "tokens_per_s"), "over_k0": others}
     return result
 
 
