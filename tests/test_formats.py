@@ -11,7 +11,6 @@ import pytest
 import torch
 from stored import BY_NAME, CASES, Case, store
 from tiny import tiny_draft, verifier_config, verifier_tensors, write
-from torch.nn import functional as F
 
 import specbench as sb
 from specbench.errors import CheckpointError, CheckpointFileError, ConfigError
@@ -19,6 +18,7 @@ from specbench.models.decoder import Decoder
 from specbench.quant.activations import fake_quantize
 from specbench.quant.kernels import Dequantized
 from specbench.quant.linear import Linear
+from specbench.quant.products import product
 
 
 def write_verifier(folder: Path, case: Case, seed: int = 0, **changes) -> tuple[Path, dict[str, torch.Tensor]]:
@@ -87,10 +87,10 @@ def test_the_reference_quantizes_inputs_as_the_scheme_says(loaded) -> None:
     inputs = layer.kernel.inputs
     assert (inputs is None) == case.weight_only
     if inputs is None:
-        assert torch.equal(layer(x), F.linear(x, layer.kernel.weight))
+        assert torch.equal(layer(x), product(x, layer.kernel.weight))
         return
     narrowed = fake_quantize(x, inputs.how, inputs.scale, inputs.zero_point)
-    assert not torch.equal(narrowed, x) and torch.equal(layer(x), F.linear(narrowed, layer.kernel.weight))
+    assert not torch.equal(narrowed, x) and torch.equal(layer(x), product(narrowed, layer.kernel.weight))
     assert (narrowed - x).abs().max() < 0.6 * x.abs().max()
     assert (inputs.scale is not None) == ("static" in case.name or case.name in ("NVFP4", "ModelOpt FP8", "ModelOpt NVFP4"))
 

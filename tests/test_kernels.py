@@ -19,7 +19,7 @@ BF16 = torch.bfloat16
 LAYOUT = cpu_int4_layout()
 BLOCK = LAYOUT[0] if LAYOUT else 64
 needs_int4 = pytest.mark.skipif(LAYOUT is None, reason="torch has no int4 operator with a known layout on this CPU")
-ROWS = (1, 2, 7, 64, EXPAND_ROWS - 1, EXPAND_ROWS, 200)
+ROWS = (1, 2, 7, 24, 64, EXPAND_ROWS - 1, EXPAND_ROWS, 200)
 
 
 def w4(group, symmetric=True, actorder=False):
@@ -54,6 +54,13 @@ def near(ours, expected, rounds=2):
     return float((ours.double() - expected).abs().max()) <= rounds * step
 
 
+@pytest.fixture(params=[True, False], ids=["bf16", "no-bf16"])
+def processor(request, monkeypatch):
+    """With and without bf16 products, whichever processor runs the test."""
+    for module in (int4, kernels):
+        monkeypatch.setattr(module, "multiplies_bf16", lambda: request.param)
+
+
 # 4-bit weights ---------------------------------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +87,7 @@ def test_zero_points_read_back_within_the_operators_own_rounding(groups, group, 
 @needs_int4
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("asymmetric", [False, True])
-def test_packed_product_of_few_and_of_many_rows(rows, asymmetric):
+def test_packed_product_of_few_and_of_many_rows(processor, rows, asymmetric):
     levels, x = random_levels(2 * BLOCK, 256, 64, asymmetric), inputs(rows, 256)
     kernel = PackedInt4Cpu(levels.levels, levels.scales, levels.zero_points, BF16)
     got = kernel(x)
@@ -198,7 +205,7 @@ def test_groups_of_unequal_size_are_multiplied_as_stored(packed):
 
 
 @pytest.mark.parametrize("rows", ROWS)
-def test_int8_weights(rows):
+def test_int8_weights(processor, rows):
     levels, x = random_levels(48, 96, 96, bits=8), inputs(rows, 96)
     kernel = select_kernel([levels], Scheme("pack-quantized", 8, "channel"), None, BF16)
     assert kernel.name == "int8-weights" and isinstance(kernel, Int8Weights)

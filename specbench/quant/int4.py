@@ -14,6 +14,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from .products import multiplies_bf16
+
 # Rows from which expanding the weights and multiplying in bf16 is faster than the packed operator, whose time grows with every row. On 2
 # cores with AVX512, a layer of a 135M model: 4.5 against 3.8 ms at 64 rows, 6.8 against 7.3 at 128, 14.5 against 23 at 512.
 EXPAND_ROWS = 128
@@ -48,12 +50,13 @@ class PackedInt4Cpu:
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
 
     def _expanded(self, rows: Tensor) -> Tensor:
+        dtype, rows = rows.dtype, rows if multiplies_bf16() else rows.float()
         out = rows.new_empty(rows.shape[0], self.out_features)
         step = max(1, EXPANDED_AT_ONCE // (self.in_features * self.block))
         for start in range(0, self.out_features // self.block, step):
             weights = self.blocks(start, start + step).transpose(0, 1).reshape(self.in_features, -1)
-            torch.mm(rows, weights, out=out[:, start * self.block :][:, : weights.shape[1]])
-        return self._outputs(out.unflatten(1, (-1, self.block))).flatten(1)
+            torch.mm(rows, weights.to(rows.dtype), out=out[:, start * self.block :][:, : weights.shape[1]])
+        return self._outputs(out.unflatten(1, (-1, self.block))).flatten(1).to(dtype)
 
     def blocks(self, start: int, stop: int) -> Tensor:
         """Weights of output blocks, [stop - start, in, block] in the activations' dtype, outputs in the order of nibbles."""

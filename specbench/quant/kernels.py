@@ -9,7 +9,6 @@ holds the weights in the form that it multiplies. It does not know modules, file
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -18,10 +17,11 @@ from torch.nn import functional as F
 from .activations import fake_quantize, quantize_input
 from .formats import Levels, dequantize
 from .int4 import PackedInt4Cpu, PackedInt4Cuda, cpu_int4_layout
+from .products import multiplies_bf16, product, widened
 from .scheme import Activations, Scheme
 
 EXPAND_ROWS = 64  # from here expanding int8 weights and multiplying in the activations' dtype beats the operator for them
-FEW_ROWS = 16
+WIDEN_ROWS = 24  # the same in fp32, where bf16 is slow
 PACKED_GROUP_SIZES = (32, 64, 128, 256)
 
 
@@ -32,29 +32,6 @@ class Inputs:
     how: Activations
     scale: Tensor | None = None
     zero_point: Tensor | None = None
-
-
-def fits_few_rows(rows: Tensor) -> bool:
-    """Whether `few_rows` is the faster product for `rows` [n, in]."""
-    return rows.shape[0] <= FEW_ROWS and rows.dtype == torch.bfloat16 and rows.device.type == "cpu" and linear_relays()
-
-
-@cache
-def linear_relays() -> bool:
-    """Whether F.linear lays a bf16 weight out anew for every call: for tiles (AMX) and without bf16 instructions, but not with those of
-    AVX512 alone, where it takes 0.7 of `few_rows`' time (1 to 4 rows, 2 cores of an EPYC 9004)."""
-    return torch.cpu._is_amx_tile_supported() or not torch.cpu._is_avx512_bf16_supported()
-
-
-def few_rows(rows: Tensor, weight: Tensor) -> Tensor:
-    """rows [n, in] @ weight [out, in].T for a few bf16 rows on a CPU.
-
-    For processors where F.linear lays the whole weight out anew for every call (`linear_relays`): with the weight as the left factor, or as
-    a matrix times a vector, it is read once, which takes half the time where the weight does not fit the processor's cache.
-    """
-    if rows.shape[0] == 1:
-        return torch.mv(weight, rows[0])[None]
-    return torch.mm(weight, rows.t()).t().contiguous()
 
 
 class Dequantized:
@@ -68,7 +45,7 @@ class Dequantized:
     def __call__(self, x: Tensor) -> Tensor:
         if self.inputs is not None:
             x = fake_quantize(x, self.inputs.how, self.inputs.scale, self.inputs.zero_point)
-        return F.linear(x, self.weight)
+        return product(x.reshape(-1, x.shape[-1]), self.weight).view(*x.shape[:-1], -1)
 
     def nbytes(self) -> int:
         return self.weight.nbytes
@@ -84,7 +61,9 @@ class Int8Weights:
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1])
-        if rows.shape[0] >= EXPAND_ROWS:
+        if not multiplies_bf16() and rows.shape[0] >= WIDEN_ROWS:
+            out = widened(rows, self.levels) * self.scales
+        elif rows.shape[0] >= EXPAND_ROWS:
             out = F.linear(rows, self.levels.to(self.dtype)) * self.scales
         else:
             out = torch.ops.aten._weight_int8pack_mm(rows, self.levels, self.scales)

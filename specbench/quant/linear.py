@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .formats import expand, layout
-from .kernels import Inputs, Kernel, few_rows, fits_few_rows, fp8_kernel, select_kernel
+from .kernels import Inputs, Kernel, fp8_kernel, select_kernel
+from .products import product
 from .scheme import Scheme
 
 
@@ -126,7 +126,7 @@ class Linear(nn.Module):
         if self.kernel is None:
             # As rows: for a slice of a [B, n, in] tensor, F.linear would take a batched product that copies the whole weight.
             rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-            out = few_rows(rows, self.weight) if self.bias is None and fits_few_rows(rows) else F.linear(rows, self.weight, self.bias)
+            out = product(rows, self.weight, self.bias)
             return out if x.dim() == 2 else out.view(*x.shape[:-1], -1)
         out = self.kernel(x)
         return out if self.bias is None else out + self.bias
