@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from ..decode.greedy import ROWS, screen
 from ..models.decoder import Decoder
 from ..models.eagle3 import Eagle3
 from ..quant.linear import Linear
@@ -34,14 +35,18 @@ def matmul_seconds(layers: Iterable[Any], rows: int, dtype: torch.dtype, device:
 
 
 def round_floor(verifier: Decoder, draft: Eagle3 | None, k: int, committed: float = 2.0) -> float:
-    """The matrix products of one round at batch 1: the verifier's over k + 1 rows; the draft's, fusion and layers over the committed pairs,
-    then layers for k - 1 steps, and its head for k.
+    """The matrix products of one greedy round at batch 1: the verifier's over k + 1 rows, the head's by its 8-bit copy where decoding uses
+    that (`decode.greedy`); the draft's, fusion and layers over the committed pairs, then layers for k - 1 steps, and its head for k.
 
     Args:
         committed: pairs that a round hands to the draft, the mean acceptance length.
     """
-    own = [m for m in verifier.modules() if isinstance(m, Linear)]
+    rough = screen(verifier) if k + 1 in ROWS else None
+    own = [m for m in verifier.modules() if isinstance(m, Linear) and (rough is None or m is not verifier.lm_head)]
     total = matmul_seconds(own, k + 1, verifier.dtype, verifier.device)
+    if rough is not None:
+        rows = torch.randn(k + 1, verifier.config.hidden_size, dtype=verifier.dtype)
+        total += median(lambda: rough.rough(rows), verifier.device)
     if draft is None or not k:
         return total
     inner: list[Any] = [m for layer in draft.layers for m in layer.modules() if isinstance(m, Linear)]

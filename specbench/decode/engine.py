@@ -22,6 +22,7 @@ from .checks import check
 from .clock import StageClock
 from .draft import EagleDraft, Proposal, Proposer
 from .graphs import Graphs
+from .greedy import screen
 from .invariants import check_invariants
 from .memory import check_fits
 from .prefill import prefill
@@ -61,6 +62,8 @@ class Run:
         self.drawn = self.sampled and options.draft_sampling == "probabilistic"
         self.logprobs = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
         self.adaptive = AdaptiveK(self.k) if options.adaptive and self.proposer else None
+        plain = not self.sampled and self.logprobs is None and not any(r.sampling.penalised for r in requests)
+        self.best_of = screen(verifier) if plain else None
         self.waiting = list(range(len(requests)))
         self.active: list[Active] = []
         self.finished: dict[int, Generation] = {}
@@ -166,7 +169,7 @@ class Run:
         lengths, settings = rows.lengths[:batch], rows.settings.first(batch)
 
         def stage() -> tuple[Tensor, tuple[Tensor, ...] | None]:
-            scored = verify(self.verifier, self.cache, rows.pending(batch), proposal, lengths, longest, self.aux_layers)
+            scored = verify(self.verifier, self.cache, rows.pending(batch), proposal, lengths, longest, self.aux_layers, self.best_of)
             found = accept(scored, proposal, settings, lengths, rows.allowed(batch, self.k), self.sampled)
             scores, aux = scored.scores, scored.aux
             if found.path is not None:

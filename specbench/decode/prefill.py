@@ -38,9 +38,13 @@ def prefill(run: Run, joining: list[Active]) -> tuple[list[int], list[list[Logpr
     hidden, aux = run.verifier(tokens, run.verifier.step(positions, longest, row=row, causal=True), run.cache, run.aux_layers)
     last = (lengths - 1)[:, None, None]
     settings = rows.settings.first(batch, row)
-    scores = run.verifier.lm_head(hidden.gather(1, last.expand(-1, 1, hidden.shape[2])))
-    first = choose(penalise(scores, settings), settings, lengths[:, None], run.sampled)
-    top = None if run.logprobs is None else log_probabilities(scores, first, run.logprobs)
+    hidden, top = hidden.gather(1, last.expand(-1, 1, hidden.shape[2])), None
+    if run.best_of is not None:
+        first = run.best_of(hidden)
+    else:
+        scores = run.verifier.lm_head(hidden)
+        first = choose(penalise(scores, settings), settings, lengths[:, None], run.sampled)
+        top = None if run.logprobs is None else log_probabilities(scores, first, run.logprobs)
     found = first[:, 0].tolist()
     run.clock.mark("prefill")
     if run.proposer is not None:

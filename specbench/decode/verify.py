@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..models.cache import Cache
 from .draft import Proposal
+from .greedy import Screen
 from .rows import shorter
 from .sampling import ACCEPT, CHOOSE, Settings, choose, draw, penalise, probabilities, uniform
 from .tree import ancestry, spread
@@ -27,11 +28,13 @@ from .tree import ancestry, spread
 @dataclass(frozen=True, slots=True)
 class Scored:
     """scores: [b, n, vocab] of the token after the pending one and after each proposal. aux: [b, n, width] or None. seen: bool
-    [b or 1, n, n], the rows on the way to each, itself counted."""
+    [b or 1, n, n], the rows on the way to each, itself counted. chosen: int64 [b, n], the best tokens, where scores were not asked for and
+    are empty, [b, n, 0]."""
 
     scores: Tensor
     aux: Tensor | None
     seen: Tensor
+    chosen: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +48,20 @@ class Accepted:
 
 
 def verify(
-    verifier: Any, cache: Cache, pending: Tensor, proposal: Proposal | None, lengths: Tensor, longest: int, aux_layers: tuple[int, ...]
+    verifier: Any,
+    cache: Cache,
+    pending: Tensor,
+    proposal: Proposal | None,
+    lengths: Tensor,
+    longest: int,
+    aux_layers: tuple[int, ...],
+    best_of: Screen | None = None,
 ) -> Scored:
     """Score the pending token [b, 1] and what is proposed after it.
 
     Args:
         lengths: int64 [b], committed tokens; the pending one has position lengths - 1. longest: the greatest of them, a host integer.
+        best_of: finds the best tokens without scores, where nothing else is wanted.
     """
     block = pending if proposal is None else torch.cat((pending, proposal.tokens), 1)
     batch, n = block.shape
@@ -66,6 +77,8 @@ def verify(
         visible, key_positions = spread(seen, depths, lengths - 1, limit)
         step = verifier.step(lengths[:, None] - 1 + depths, limit, slots=slots, seen=visible, key_positions=key_positions)
     hidden, aux = verifier(block, step, cache, aux_layers)
+    if best_of is not None:
+        return Scored(hidden[..., :0], aux, seen, best_of(hidden))
     return Scored(verifier.lm_head(hidden), aux, seen)
 
 
@@ -79,16 +92,20 @@ def accept(scored: Scored, proposal: Proposal | None, settings: Settings, length
     tokens = None if proposal is None else proposal.tokens
     before = scored.seen[:, :, 1:].float() if settings.counts is not None else None
     scores = penalise(scored.scores, settings, tokens, before)
+
+    def chosen(place: Tensor) -> Tensor:
+        return choose(scores, settings, place, sampled) if scored.chosen is None else scored.chosen
+
     if proposal is None:
-        return Accepted(choose(scores, settings, lengths[:, None], sampled), torch.zeros_like(lengths))
+        return Accepted(chosen(lengths[:, None]), torch.zeros_like(lengths))
     if proposal.drawn_from is not None and sampled:
         return _accept_drawn(probabilities(scores, settings), proposal, settings, lengths, allowed)
     if proposal.parents is None or proposal.depths is None:
-        chosen = choose(scores, settings, lengths[:, None] + index, sampled)
-        agrees = (proposal.tokens == chosen[:, :-1]) & (index[:-1] < allowed[:, None])
-        return Accepted(chosen, agrees.cumprod(1).sum(1))
+        found = chosen(lengths[:, None] + index)
+        agrees = (proposal.tokens == found[:, :-1]) & (index[:-1] < allowed[:, None])
+        return Accepted(found, agrees.cumprod(1).sum(1))
     place = lengths[:, None] + torch.cat((torch.zeros_like(lengths)[:, None], proposal.depths), 1)
-    return _accept_tree(choose(scores, settings, place, sampled), proposal, scored.seen, allowed)
+    return _accept_tree(chosen(place), proposal, scored.seen, allowed)
 
 
 def _accept_tree(chosen: Tensor, proposal: Proposal, seen: Tensor, allowed: Tensor) -> Accepted:

@@ -1,0 +1,101 @@
+"""The verifier's best token, exactly, without multiplying its whole head.
+
+What enters: a plain bf16 head, and normed hidden states. What leaves: the ids that the full scores' maximum would give. It does not know
+drafts, acceptance or sampling.
+
+An 8-bit copy of the head gives every score up to an error with a known bound: what rounding a row of weights to 8 bits changes in a score
+is at most the length of that change times the length of the hidden state (Cauchy and Schwarz). Tokens whose bound reaches the best token's
+are a handful; only their scores are computed from the head itself. Where they are many (a flat distribution, values that are not finite),
+all are. The copy takes half of the head's memory again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from ..quant.linear import Linear
+from ..quant.products import multiplies_bf16, product
+from .sampling import best
+
+ROWS = range(2, 9)  # with one row, or more, the head's own product is as fast (49152 x 576, 2 cores of an EPYC with AVX2)
+MOST_CANDIDATES = 1024  # gathering more rows than that costs as much
+FEWEST_TOKENS = 8192  # of a vocabulary whose copy is worth making
+AT_ONCE = 1 << 24  # weights that are rounded together
+ROUNDING = 2.0**-7  # bf16, of the rough score and of the exact one
+
+_made: WeakKeyDictionary[nn.Module, Screen] = WeakKeyDictionary()
+
+
+class Screen:
+    """Finds best tokens by an 8-bit copy of `head`'s weights first.
+
+    Attributes:
+        levels: int8 [vocab, hidden]. scales: bf16 [vocab]. slack: float32 [vocab], the error of a rough score per length of the state.
+    """
+
+    def __init__(self, head: Linear) -> None:
+        self.weight = head.weight
+        vocab, hidden = self.weight.shape
+        self.levels = torch.empty(vocab, hidden, dtype=torch.int8)
+        self.scales, self.slack = torch.empty(vocab, dtype=torch.bfloat16), torch.empty(vocab)
+        step = max(1, AT_ONCE // hidden)
+        for start in range(0, vocab, step):
+            part = slice(start, start + step)
+            rows = self.weight.data[part].float()
+            scales = (rows.abs().amax(1) / 127).clamp_min(torch.finfo(torch.bfloat16).tiny).bfloat16()
+            rows.div_(scales.float()[:, None])  # lengths in units of the scale neither vanish nor overflow
+            levels = rows.round().clamp_(-127, 127)
+            self.levels[part], self.scales[part] = levels.to(torch.int8), scales
+            lost, length = torch.linalg.vector_norm(levels.sub_(rows), dim=1), torch.linalg.vector_norm(rows, dim=1)
+            # the second term: what sums of `hidden` products in fp32 can be off, in either product
+            self.slack[part] = scales * (lost + hidden * 2.0**-22 * length)
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """The best token after each state, int64 [...], ties to the lowest id. hidden: bf16 [..., width], normed."""
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        found = self._screened(rows) if rows.shape[0] in ROWS else None
+        if found is None:
+            found = best(product(rows, self.weight))
+        return found.view(hidden.shape[:-1])
+
+    def rough(self, rows: Tensor) -> Tensor:
+        """Scores by the 8-bit copy, bf16 [n, vocab]."""
+        scores: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.levels, self.scales)
+        return scores
+
+    def _screened(self, rows: Tensor) -> Tensor | None:
+        """Best tokens int64 [n], or None where too many may be the best."""
+        rough = self.rough(rows).float()
+        length = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32, keepdim=True)
+        top, at = rough.max(1, keepdim=True)
+        sure = top - top.abs() * ROUNDING - self.slack[at] * length  # the best score is no less
+        reach = torch.add(rough, rough.abs(), alpha=ROUNDING).addcmul_(length, self.slack)  # no score is more
+        candidates = (reach >= sure).any(0).nonzero()[:, 0]
+        if len(candidates) > MOST_CANDIDATES or not bool(sure.isfinite().all()):
+            return None
+        return candidates[best(product(rows, self.weight.data[candidates]))]
+
+    def nbytes(self) -> int:
+        return self.levels.nbytes + self.scales.nbytes + self.slack.nbytes
+
+
+def screen(verifier: Any) -> Screen | None:
+    """The screen of `verifier`'s head, made once; None where the head's own product is as fast or its weights are not plain bf16.
+
+    It was measured where bf16 is slow (processors without AVX512). With bf16 instructions a head's product takes the time of reading it,
+    and a few rows more cost nothing: there it would only help plain decoding, and has not been measured.
+    """
+    head = getattr(verifier, "lm_head", None)
+    if not isinstance(head, Linear) or head.kernel is not None or head.scheme is not None or head.bias is not None:
+        return None
+    weight = head.weight
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or weight.shape[0] < FEWEST_TOKENS or multiplies_bf16():
+        return None
+    found = _made.get(head)
+    if found is None or found.weight is not weight:
+        found = _made[head] = Screen(head)
+    return found
