@@ -154,6 +154,9 @@ def test_which_heads_are_screened(monkeypatch):
     made = screen(plain)
     assert made is not None and screen(plain) is made, "made once"
     plain.lm_head.weight = torch.nn.Parameter(whole(64, 32, seed=1), requires_grad=False)
+    with monkeypatch.context() as short:
+        short.setattr(greedy, "free_bytes", lambda device: 10_000)
+        assert screen(plain, reserved=9_000) is None and screen(plain) is not None, "2432 bytes"
     assert screen(plain) is not made, "other weights, another copy"
     quantized = Holder(Linear("lm_head", 64, (64,), Scheme("int-quantized", 8, "channel"), BF16))
     biased = Holder(Linear("lm_head", 32, (64,), None, BF16, bias=True))

@@ -173,8 +173,14 @@ def text_folder(tmp_path: Path) -> Path:
 SETTINGS = train.Settings(epochs=12, batch=4, warmup=2, matrix_lr=5e-3, head_lr=1e-2, draft_vocab_size=DRAFT_VOCAB)
 
 
-def test_a_few_steps_learn_and_the_checkpoint_round_trips(verifier_folder: Path, text_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bf16", [True, False])
+def test_a_few_steps_learn_and_the_checkpoint_round_trips(
+    verifier_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bf16: bool
+) -> None:
+    """On processors with and without bf16 products."""
+    monkeypatch.setattr(train, "multiplies_bf16", lambda: bf16)
     verifier, out = train.Verifier(verifier_folder), tmp_path / "draft"
+    assert verifier.head.dtype == verifier.embedding.dtype == (torch.bfloat16 if bf16 else torch.float32)
     manifest = train.train(verifier, [text_folder], out, SETTINGS)
     losses = [entry["loss"] for entry in manifest["history"]]
     assert losses[-1] < 0.8 * losses[0]

@@ -21,25 +21,27 @@ def foresight(
     """Where each step hits the verifier's greedy token.
 
     Args:
-        embedding, head: [V, hidden], the verifier's. vocabulary: target id of every draft token.
+        embedding, head: [V, hidden], the verifier's, in the dtype that all is multiplied in. vocabulary: target id of every draft token.
 
     Returns:
         For each conversation, (hits, greedy): hits bool [steps, T], hits[j, t] says whether step j at column t names the verifier's
         most likely token over its full vocabulary; greedy bool [T], whether the text itself has that token there.
     """
     batch = collate(group).to(embedding.device)
-    with torch.autocast(embedding.device.type, torch.bfloat16):
-        outputs = draft(embedding[batch.tokens.roll(-1, 1)], batch.states[..., : -draft.config.hidden_size], batch.first, steps)
+    dtype = embedding.dtype
+    states = batch.states.to(dtype)
+    with torch.autocast(embedding.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        outputs = draft(embedding[batch.tokens.roll(-1, 1)], states[..., : -draft.config.hidden_size], batch.first, steps)
     rows, columns = batch.answers.nonzero(as_tuple=True)
     best = torch.full_like(batch.tokens, -1)
-    final = batch.states[rows, columns + 1, -draft.config.hidden_size :]
+    final = states[rows, columns + 1, -draft.config.hidden_size :]
     best[rows, columns] = torch.cat([F.linear(part, head).argmax(-1) for part in final.split(1024)])
     hits = torch.zeros(len(group), steps, best.shape[1], dtype=torch.bool, device=best.device)
-    weight = draft.lm_head.weight.to(torch.bfloat16)
+    weight = draft.lm_head.weight.to(dtype)
     for j, output in enumerate(outputs):
         allowed = columns >= batch.first + j
         r, t = rows[allowed], columns[allowed]
-        normed = draft.norm(output[r, t - batch.first - j]).to(torch.bfloat16)
+        normed = draft.norm(output[r, t - batch.first - j]).to(dtype)
         guess = torch.cat([F.linear(part, weight).argmax(-1) for part in normed.split(1024)])
         hits[r, j, t] = vocabulary[guess] == best[r, t]
     following = batch.tokens.roll(-2, 1)

@@ -22,6 +22,8 @@ from export import load_weights, read_verifier, read_vocabulary, save_draft, ver
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from specbench.quant.products import multiplies_bf16
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -62,13 +64,15 @@ class Settings:
 
 
 class Verifier:
-    """What training needs of the verifier: embedding and head rows, and the weights that the draft starts from."""
+    """What training needs of the verifier: embedding and head rows, and the weights that the draft starts from. Their dtype is the one that
+    training and evaluation multiply in: bf16, but fp32 on processors where bf16 takes seven times as long."""
 
     def __init__(self, folder: Path, device: str = "cpu") -> None:
         self.config, tensors = read_verifier(folder)
         last = f"model.layers.{self.config['num_hidden_layers'] - 1}."
-        self.embedding = tensors["model.embed_tokens.weight"].to(device, torch.bfloat16)
-        self.head = tensors.get("lm_head.weight", self.embedding).to(device, torch.bfloat16)
+        dtype = torch.bfloat16 if torch.device(device).type != "cpu" or multiplies_bf16() else torch.float32
+        self.embedding = tensors["model.embed_tokens.weight"].to(device, dtype)
+        self.head = tensors.get("lm_head.weight", self.embedding).to(device, dtype)
         self.norm = tensors["model.norm.weight"].float()
         self.last_layer = {name.removeprefix(last): t.float() for name, t in tensors.items() if name.startswith(last)}
 
@@ -149,8 +153,10 @@ def loss_of(
     hidden, answers = draft.config.hidden_size, batch.answers
     if s.reachable_only:
         answers = answers & torch.isin(batch.tokens.roll(-2, 1), vocabulary)
-    with torch.autocast(answers.device.type, torch.bfloat16):
-        outputs = draft(verifier.embedding[batch.tokens.roll(-1, 1)], batch.states[..., :-hidden], batch.first, len(step_weights))
+    dtype = verifier.embedding.dtype
+    known = batch.states.to(dtype)
+    with torch.autocast(answers.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
+        outputs = draft(verifier.embedding[batch.tokens.roll(-1, 1)], known[..., :-hidden], batch.first, len(step_weights))
         row, column = answers.nonzero(as_tuple=True)
         drafting = batch.answers.int().argmax(1)[row]  # the first column of each conversation
         states, weights = [], []
@@ -159,7 +165,7 @@ def loss_of(
             states.append(output[row, (column - batch.first - j).clamp_min(0)])
             weights.append(reached * step_weights[j])
         stacked = draft.norm(torch.stack(states))
-    final = batch.states[row, column + 1, -hidden:] / s.target_temperature
+    final = known[row, column + 1, -hidden:] / s.target_temperature
     rows = verifier.head[vocabulary]
     loss = HeadLoss.apply(stacked, torch.stack(weights).float(), draft.lm_head.weight, final, rows)  # type: ignore[no-untyped-call]
     return loss, len(row)

@@ -62,8 +62,6 @@ class Run:
         self.drawn = self.sampled and options.draft_sampling == "probabilistic"
         self.logprobs = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
         self.adaptive = AdaptiveK(self.k) if options.adaptive and self.proposer else None
-        plain = not self.sampled and self.logprobs is None and not any(r.sampling.penalised for r in requests)
-        self.best_of = screen(verifier) if plain else None
         self.waiting = list(range(len(requests)))
         self.active: list[Active] = []
         self.finished: dict[int, Generation] = {}
@@ -79,6 +77,8 @@ class Run:
         slots = self.tree.slots if self.tree else 0
         self.nbytes = check_fits(self.verifier, draft, width, rows, length, penalised, ring=ring_of(self.block), draft_slots=slots)
         self.length, self.batch_size = length, rows
+        plain = not (self.sampled or penalised or self.logprobs is not None)
+        self.best_of = screen(self.verifier, self.nbytes) if plain else None
         self.cache = self.verifier.new_cache(length, rows)
         if self.proposer:
             self.proposer.begin(rows, length)

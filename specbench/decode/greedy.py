@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..quant.linear import Linear
 from ..quant.products import multiplies_bf16, product
+from .memory import SHARE, free_bytes
 from .sampling import best
 
 ROWS = range(2, 9)  # with one row, or more, the head's own product is as fast (49152 x 576, 2 cores of an EPYC with AVX2)
@@ -83,11 +84,15 @@ class Screen:
         return self.levels.nbytes + self.scales.nbytes + self.slack.nbytes
 
 
-def screen(verifier: Any) -> Screen | None:
-    """The screen of `verifier`'s head, made once; None where the head's own product is as fast or its weights are not plain bf16.
+def screen(verifier: Any, reserved: int = 0) -> Screen | None:
+    """The screen of `verifier`'s head, made once; None where the head's own product is as fast, its weights are not plain bf16, or memory
+    is short.
 
     It was measured where bf16 is slow (processors without AVX512). With bf16 instructions a head's product takes the time of reading it,
     and a few rows more cost nothing: there it would only help plain decoding, and has not been measured.
+
+    Args:
+        reserved: bytes that decoding needs besides.
     """
     head = getattr(verifier, "lm_head", None)
     if not isinstance(head, Linear) or head.kernel is not None or head.scheme is not None or head.bias is not None:
@@ -97,5 +102,8 @@ def screen(verifier: Any) -> Screen | None:
         return None
     found = _made.get(head)
     if found is None or found.weight is not weight:
+        free = free_bytes(weight.device)
+        if free is not None and reserved + weight.shape[0] * (weight.shape[1] + 6) > SHARE * free:
+            return None
         found = _made[head] = Screen(head)
     return found
