@@ -1,5 +1,5 @@
 # make demo   environment, bundled pair, the notebooks, a table of what they found
-# make test   environment, tests
+# make test   environment, tests (two files at a time; ARGS=-n0 one)
 # make lint   environment, ruff, mypy
 # Each can be interrupted and run again. PYTHON=... picks the interpreter, ARGS=... is passed on.
 
@@ -15,7 +15,7 @@ demo: environment
 	@$(PY) -m specbench.demo $(ARGS)
 
 test: environment
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: environment
 	@$(PY) -m ruff check .

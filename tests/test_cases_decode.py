@@ -271,8 +271,8 @@ def test_b097_the_draft_reads_states_of_committed_rows_only() -> None:
 
 
 def shorter_verifier_cache(monkeypatch) -> type[EagleDraft]:
-    def cut(verifier, cache, pending, proposal, lengths, longest, aux_layers):
-        return verify(verifier, cache, pending, proposal, lengths - 1, longest - 1, aux_layers)
+    def cut(verifier, cache, pending, proposal, lengths, longest, *rest):
+        return verify(verifier, cache, pending, proposal, lengths - 1, longest - 1, *rest)
 
     monkeypatch.setattr(engine, "verify", cut)
     return EagleDraft
