@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planted import planted_pair
 from proposers import prompts
 from toy import Scripted, TableVerifier
 
 import specbench as sb
-from specbench.decode import memory
+from specbench.decode import engine, memory, prefill
 from specbench.decode.draft import EagleDraft
 from specbench.decode.engine import Run
 from specbench.decode.graphs import Graphs
@@ -138,6 +141,30 @@ def test_batches_equal_solo_runs(planted, solo, mode: str, batch: int) -> None:
     verifier, draft = planted
     run = Run(verifier, proposer_of(mode, draft), requests_of(mode), options_of(mode, batch), AUX)
     same(results(run), solo(mode))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_prompts_of_unlike_length_are_read_in_passes_of_their_own(planted, solo, monkeypatch, mode: str) -> None:
+    (verifier, draft), expected = planted, solo(mode)
+    monkeypatch.setattr(prefill, "PASS", 8)
+    passes, real = [], engine.prefill
+    monkeypatch.setattr(engine, "prefill", lambda run, group: passes.append([len(s.tokens) for s in group]) or real(run, group))
+    run = Run(verifier, proposer_of(mode, draft), requests_of(mode), options_of(mode, 5), AUX)
+    same(results(run), expected)
+    assert len(passes[0]) < 5 and sum(map(len, passes)) == 9 and all(group == sorted(group) for group in passes)
+
+
+@settings(max_examples=100)
+@given(lengths=st.lists(st.integers(1, 3000), max_size=12), cuda=st.booleans())
+def test_what_is_read_in_one_pass_is_alike(lengths: list[int], cuda: bool) -> None:
+    joining = [SimpleNamespace(tokens=[0] * n) for n in lengths]
+    groups = [[len(s.tokens) for s in group] for group in prefill.alike(joining, torch.device("cuda" if cuda else "cpu"))]
+    most = prefill.PASS_CUDA if cuda else prefill.PASS
+    assert [n for group in groups for n in group] == sorted(lengths)
+    for group in groups:
+        assert all((new - old) * i <= most for i, (old, new) in enumerate(zip(group, group[1:], strict=False), 1))
+    for before, after in zip(groups, groups[1:], strict=False):
+        assert (after[0] - before[-1]) * len(before) > most
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -25,7 +25,7 @@ from .graphs import Graphs
 from .greedy import screen
 from .invariants import check_invariants
 from .memory import check_fits
-from .prefill import prefill
+from .prefill import alike, prefill
 from .request import FinishReason, Generation, Logprob, Options, Request, Timing, Update
 from .rows import Rows, ring_of
 from .sequence import Active, log_probabilities, unpack_logprobs
@@ -236,7 +236,7 @@ class Run:
     # --- joining
 
     def _admit(self) -> list[Update]:
-        """Read the next prompts that fit into free rows, in one pass padded on the right: the padding lies where output will be written."""
+        """Read the next prompts that fit into free rows, those of like length in one pass."""
         started = self.clock.elapsed()
         joining: list[Active] = []
         while self.waiting and len(self.active) + len(joining) < self.batch_size:
@@ -244,16 +244,17 @@ class Run:
             if joining and longest * (len(joining) + 1) > PROMPT_AREA:
                 break
             joining.append(self._sequence(self.waiting.pop(0), started))
-        first = prefill(self, joining)
-        now = self.clock.elapsed()
-        self.active += joining
         updates = []
-        for place, sequence in enumerate(joining):
-            new, reason = sequence.keep([first[0][place]])
-            sequence.logprobs += first[1][place]
-            sequence.emitted_at.append(now - started)
-            sequence.timing.decode_s = self.clock.elapsed() - started - sequence.timing.prefill_s
-            updates.append(Update(sequence.index, new, 0, 0, reason))
+        for group in alike(joining, self.verifier.device):
+            first = prefill(self, group)
+            now = self.clock.elapsed()
+            self.active += group
+            for place, sequence in enumerate(group):
+                new, reason = sequence.keep([first[0][place]])
+                sequence.logprobs += first[1][place]
+                sequence.emitted_at.append(now - started)
+                sequence.timing.decode_s = self.clock.elapsed() - started - sequence.timing.prefill_s
+                updates.append(Update(sequence.index, new, 0, 0, reason))
         self._release(updates)
         return updates
 
