@@ -151,6 +151,8 @@ def test_prompts_of_unlike_length_are_read_in_passes_of_their_own(planted, solo,
     monkeypatch.setattr(engine, "prefill", lambda run, group: passes.append([len(s.tokens) for s in group]) or real(run, group))
     run = Run(verifier, proposer_of(mode, draft), requests_of(mode), options_of(mode, 5), AUX)
     same(results(run), expected)
+    times = [generation.timing for generation in run.generations()]
+    assert len({t.prefill_s for t in times[:5]}) == 1 and all(t.prefill_s > 0 and t.other_s > -1e-6 for t in times), "all wait for all"
     assert len(passes[0]) < 5 and sum(map(len, passes)) == 9 and all(group == sorted(group) for group in passes)
 
 

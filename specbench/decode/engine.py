@@ -244,17 +244,20 @@ class Run:
             if joining and longest * (len(joining) + 1) > PROMPT_AREA:
                 break
             joining.append(self._sequence(self.waiting.pop(0), started))
-        updates = []
-        for group in alike(joining, self.verifier.device):
+        groups, updates = alike(joining, self.verifier.device), []
+        for group in groups:
             first = prefill(self, group)
             now = self.clock.elapsed()
             self.active += group
             for place, sequence in enumerate(group):
                 new, reason = sequence.keep([first[0][place]])
                 sequence.logprobs += first[1][place]
-                sequence.emitted_at.append(now - started)
-                sequence.timing.decode_s = self.clock.elapsed() - started - sequence.timing.prefill_s
                 updates.append(Update(sequence.index, new, 0, 0, reason))
+        passes = [(group[0].timing.prefill_s, group[0].timing.draft_prefill_s) for group in groups]
+        for sequence in joining:  # all wait for all
+            sequence.timing.prefill_s, sequence.timing.draft_prefill_s = (sum(part) for part in zip(*passes, strict=True))
+            sequence.emitted_at.append(now - started)
+            sequence.timing.decode_s = self.clock.elapsed() - started - sequence.timing.prefill_s
         self._release(updates)
         return updates
 

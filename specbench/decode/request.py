@@ -94,7 +94,8 @@ class Options:
 @dataclass(slots=True)
 class Timing:
     """Seconds. prefill_s: the verifier's prompt pass, up to the first token. decode_s: everything after it, made up of draft_prefill_s (the
-    draft's prompt pass), draft_s, verify_s and other_s. In a batch, what passed while the sequence was in it."""
+    draft's prompt pass), draft_s, verify_s and other_s. In a batch, what passed while the sequence was in it, and of prompt passes those of
+    all that joined with it."""
 
     prefill_s: float = 0.0
     draft_prefill_s: float = 0.0
