@@ -216,6 +216,7 @@ def test_provenance_says_what_the_numbers_depend_on(checkpoint):
     }  # fmt: skip
     assert facts["packages"]["torch"] == torch.__version__.partition("+")[0] or facts["packages"]["torch"] == torch.__version__
     assert facts["machine"]["threads"] == torch.get_num_threads() and facts["machine"]["cores"] >= 1 and facts["machine"]["cpu"]
+    assert facts["machine"]["cpu_capability"] and isinstance(facts["machine"]["cpu_bf16"], bool)
     assert facts["checkpoints"]["verifier"]["quantization_config"] == {"quant_method": "x"}
     assert {"argv", "started", "python", "git", "environment"} <= set(facts)
     assert machine() == facts["machine"]

@@ -32,6 +32,17 @@ def test_an_8_bit_draft_and_what_verifying_costs() -> None:
     assert f"costs {DECODING['k2_w8a16_draft']['verify_ms'] / DECODING['k0']['verify_ms']:.1f} times one" in README
 
 
+def test_a_processor_without_avx512() -> None:
+    figures = json.loads((ROOT / "data/results/decoding-avx2.json").read_text())["figures"]
+    text = " ".join((ROOT / "data/results/README.md").read_text(encoding="utf-8").split())
+    best, batch = figures["best_over_k0"], figures["batches"]["8"]["k0_over_batch_1"]
+    adaptive, adversary = max(figures["adaptive_over_k0"].values()), figures["adaptive_adversary_over_k0"]
+    assert f"{best:.2f} at best, {adaptive:.2f} with adaptive k, {batch:.2f} times the tokens of batch 1" in text
+    assert f"{adversary:.2f} for the adaptive adversary, and {figures['k0_over_transformers']:.2f} times transformers'" in text
+    floors = figures["round_over_floor"]
+    assert f"{floors['k0']:.2f} of its matrix products at k = 0 and {floors['k2']:.2f} at k = 2" in text
+
+
 def test_the_figure_is_there() -> None:
     assert "data/results/speedup.png" in README
     assert (ROOT / "data/results/speedup.png").is_file() and (ROOT / "data/results/speedup.svg").is_file()

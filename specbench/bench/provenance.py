@@ -78,8 +78,11 @@ def git_state() -> dict[str, Any] | None:
 
 
 def machine() -> dict[str, Any]:
-    """Operating system, CPU with its usable cores and torch threads, and each visible GPU."""
+    """Operating system, CPU with what torch uses of its vector instructions (two processors of one name may differ), its usable cores and
+    torch threads, and each visible GPU."""
     import torch
+
+    from ..quant.products import multiplies_bf16
 
     gpus = []
     if torch.cuda.is_available():
@@ -89,6 +92,8 @@ def machine() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "cpu": _cpu_name(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "cpu_bf16": multiplies_bf16(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda,
