@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import near
 from torch.nn import functional as F
 
 from specbench.quant import int4, kernels
@@ -46,12 +47,6 @@ def exact(x, levels):
     if levels.zero_points is not None:
         weight = weight - levels.zero_points.double()[:, groups]
     return x.double() @ (weight * levels.scales.double()[:, groups]).T
-
-
-def near(ours, expected, rounds=2):
-    """Within `rounds` roundings of the largest output in the output's dtype."""
-    step = torch.finfo(ours.dtype).eps * float(expected.abs().max())
-    return float((ours.double() - expected).abs().max()) <= rounds * step
 
 
 @pytest.fixture(params=[True, False], ids=["bf16", "no-bf16"])

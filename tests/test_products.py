@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rounding import near
 from torch.nn import functional as F
 
 from specbench.quant import products
@@ -23,11 +24,6 @@ def drawn(rows, outputs, width, seed=0, dtype=BF16):
     g = torch.Generator().manual_seed(seed)
     made = (torch.randn(*size, generator=g).to(dtype) for size in ((rows, width), (outputs, width), (outputs,)))
     return tuple(made)
-
-
-def near(ours, expected, rounds=2):
-    """Within `rounds` roundings of the largest output in the output's dtype."""
-    return float((ours.double() - expected).abs().max()) <= rounds * torch.finfo(ours.dtype).eps * float(expected.abs().max())
 
 
 @pytest.fixture(params=list(PROCESSORS))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..decode.draft import EagleDraft, Proposal
+from ..decode.draft import EagleDraft
 from ..decode.greedy import screen
 from ..decode.sampling import best
 from ..decode.verify import verify
@@ -51,18 +51,14 @@ def round_seconds(verifier: Decoder, draft: Eagle3, k: int) -> RoundSeconds:
     chain.begin(1, length)
     chain.extend(ids[:, 1 : CONTEXT + 1], aux, context, lengths - 2, 0, CONTEXT, True)
     pending, proposal = ids[:, CONTEXT : CONTEXT + 1], chain.propose(k, lengths, CONTEXT + 1)
-    scored, best_of = verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers), screen(verifier)
+    scored = verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers)
+    best_of = screen(verifier) or (lambda hidden: best(verifier.lm_head(hidden)))
 
     def draft_round() -> None:
         chain.propose(k, lengths, CONTEXT + 1)
         end = CONTEXT + k + 1
         chain.extend(ids[:, CONTEXT + 1 : end + 1], scored.aux, slots[:, CONTEXT:end], lengths * 0 + k, 0, end, False)
 
-    def verifying(proposal: Proposal | None, aux_layers: tuple[int, ...]) -> None:
-        found = verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers, best_of)
-        if found.chosen is None:
-            best(found.scores)
-
-    plain = median(lambda: verifying(None, ()), device)
-    whole = median(lambda: verifying(proposal, aux_layers), device)
+    plain = median(lambda: verify(verifier, cache, pending, None, lengths, CONTEXT + 1, (), best_of), device)
+    whole = median(lambda: verify(verifier, cache, pending, proposal, lengths, CONTEXT + 1, aux_layers, best_of), device)
     return RoundSeconds(k, plain, whole, median(draft_round, device))

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from ..quant.kernels import Int8Weights
 from ..quant.linear import Linear
 from ..quant.products import multiplies_bf16, product
 from .memory import SHARE, free_bytes
@@ -35,14 +36,14 @@ class Screen:
     """Finds best tokens by an 8-bit copy of `head`'s weights first.
 
     Attributes:
-        levels: int8 [vocab, hidden]. scales: bf16 [vocab]. slack: float32 [vocab], the error of a rough score per length of the state.
+        copy: the head in 8 bits. slack: float32 [vocab], the error of a rough score per length of the state.
     """
 
     def __init__(self, head: Linear) -> None:
         self.weight = head.weight
         vocab, hidden = self.weight.shape
-        self.levels = torch.empty(vocab, hidden, dtype=torch.int8)
-        self.scales, self.slack = torch.empty(vocab, dtype=torch.bfloat16), torch.empty(vocab)
+        self.copy = Int8Weights(torch.empty(vocab, hidden, dtype=torch.int8), torch.empty(vocab), torch.bfloat16)
+        self.slack = torch.empty(vocab)
         step = max(1, AT_ONCE // hidden)
         for start in range(0, vocab, step):
             part = slice(start, start + step)
@@ -50,7 +51,7 @@ class Screen:
             scales = (rows.abs().amax(1) / 127).clamp_min(torch.finfo(torch.bfloat16).tiny).bfloat16()
             rows.div_(scales.float()[:, None])  # lengths in units of the scale neither vanish nor overflow
             levels = rows.round().clamp_(-127, 127)
-            self.levels[part], self.scales[part] = levels.to(torch.int8), scales
+            self.copy.levels[part], self.copy.scales[part] = levels.to(torch.int8), scales
             lost, length = torch.linalg.vector_norm(levels.sub_(rows), dim=1), torch.linalg.vector_norm(rows, dim=1)
             # the second term: what sums of `hidden` products in fp32 can be off, in either product
             self.slack[part] = scales * (lost + hidden * 2.0**-22 * length)
@@ -65,8 +66,7 @@ class Screen:
 
     def rough(self, rows: Tensor) -> Tensor:
         """Scores by the 8-bit copy, bf16 [n, vocab]."""
-        scores: Tensor = torch.ops.aten._weight_int8pack_mm(rows.contiguous(), self.levels, self.scales)
-        return scores
+        return self.copy(rows.contiguous())
 
     def _screened(self, rows: Tensor) -> Tensor | None:
         """Best tokens int64 [n], or None where too many may be the best."""
@@ -81,7 +81,7 @@ class Screen:
         return candidates[best(product(rows, self.weight.data[candidates]))]
 
     def nbytes(self) -> int:
-        return self.levels.nbytes + self.scales.nbytes + self.slack.nbytes
+        return self.copy.nbytes() + self.slack.nbytes
 
 
 def screen(verifier: Any, reserved: int = 0) -> Screen | None:

@@ -11,6 +11,7 @@ arXiv 2211.17192): the output follows p.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from ..models.cache import Cache
 from .draft import Proposal
-from .greedy import Screen
 from .rows import shorter
 from .sampling import ACCEPT, CHOOSE, Settings, choose, draw, penalise, probabilities, uniform
 from .tree import ancestry, spread
@@ -55,13 +55,13 @@ def verify(
     lengths: Tensor,
     longest: int,
     aux_layers: tuple[int, ...],
-    best_of: Screen | None = None,
+    best_of: Callable[[Tensor], Tensor] | None = None,
 ) -> Scored:
     """Score the pending token [b, 1] and what is proposed after it.
 
     Args:
         lengths: int64 [b], committed tokens; the pending one has position lengths - 1. longest: the greatest of them, a host integer.
-        best_of: finds the best tokens without scores, where nothing else is wanted.
+        best_of: finds the best token after each hidden state, where nothing else is wanted and scores need not be.
     """
     block = pending if proposal is None else torch.cat((pending, proposal.tokens), 1)
     batch, n = block.shape
