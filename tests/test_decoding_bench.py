@@ -14,10 +14,11 @@ from proposers import prompts
 import specbench as sb
 from specbench.bench import decoding, turns
 from specbench.bench.decoding import Adversary, figures, timed
-from specbench.bench.floor import context_seconds, matmul_seconds, round_floor
+from specbench.bench.floor import context_seconds, round_floor, round_products
 from specbench.bench.turns import take_turns
 from specbench.decode.draft import EagleDraft
-from specbench.decode.request import Options
+from specbench.decode.engine import Run
+from specbench.decode.request import Options, Request
 from specbench.quant.linear import Linear
 from specbench.quantized_draft import quantized_copy
 
@@ -122,12 +123,27 @@ def test_ratios_are_taken_within_a_turn():
     json.dumps(found)
 
 
-def test_floors_are_of_the_models_own_products(models):
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_floors_are_of_the_products_of_a_round_in_its_order(models, monkeypatch, k):
     verifier, draft = models
-    linears = [m for m in verifier.modules() if isinstance(m, Linear)]
-    assert len(linears) == 4 * len(verifier.layers) + 1
-    assert matmul_seconds(linears, 3, verifier.dtype, verifier.device) > 0
-    assert round_floor(verifier, draft, 3) > 0 and round_floor(verifier, None, 0) > 0
+    for model in models:
+        monkeypatch.setattr(model.tracer, "enabled", False)  # recorded passes call no layer
+    multiplied, forward = [], Linear.forward
+    monkeypatch.setattr(Linear, "forward", lambda layer, x: multiplied.append((layer, x[..., 0].numel())) or forward(layer, x))
+    run = Run(verifier, EagleDraft(draft) if k else None, [Request(prompts(1)[0], 24, stop_ids=())], Options(k), draft.aux_layers)
+    rounds, committed = iter(run), 1
+    next(rounds)  # the prompt
+    for _ in range(3):
+        multiplied.clear()
+        found = next(rounds)
+        assert multiplied == round_products(verifier, draft, k, committed)
+        committed = len(found.token_ids)
+    monkeypatch.undo()
+    assert round_floor(verifier, draft, k) > 0
+
+
+def test_a_pass_takes_longer_than_its_attention(models):
+    verifier, _ = models
     rows = context_seconds(verifier, 2, [8, 64])
     assert [row["context"] for row in rows] == [8, 64] and all(0 < row["attention_s"] < row["verify_s"] for row in rows)
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from ..decode.greedy import ROWS, screen
+from ..decode.greedy import ROWS, Screen, screen
 from ..models.decoder import Decoder
 from ..models.eagle3 import Eagle3
 from ..quant.linear import Linear
@@ -22,38 +23,43 @@ PASSES = 15  # timed, after three that warm up; the median counts
 
 
 @torch.inference_mode()
-def matmul_seconds(layers: Iterable[Any], rows: int, dtype: torch.dtype, device: torch.device) -> float:
-    """Every product of `layers` (`Linear`s) once, in their order, over `rows` rows of random activations."""
-    chosen = list(layers)
-    inputs = {width: torch.randn(rows, width, dtype=dtype, device=device) for width in {layer.in_features for layer in chosen}}
+def round_floor(verifier: Decoder, draft: Eagle3 | None, k: int, committed: float = 2.0) -> float:
+    """Seconds of the matrix products of one greedy round at batch 1 (`round_products`), over random activations.
+
+    They run in a round's order: a verifier that is larger than the processor's cache pushes the draft out of it, and the draft's first
+    products read from memory again.
+    """
+    calls = []
+    for layer, rows in round_products(verifier, draft, k, committed):
+        width, dtype = (verifier.config.hidden_size, verifier.dtype) if isinstance(layer, Screen) else (layer.in_features, layer.dtype)
+        x = torch.randn(rows, width, dtype=dtype, device=verifier.device)
+        calls.append(partial(layer.rough if isinstance(layer, Screen) else layer, x))
 
     def products() -> None:
-        for layer in chosen:
-            layer(inputs[layer.in_features])
+        for call in calls:
+            call()
 
-    return median(products, device)
+    return median(products, verifier.device)
 
 
-def round_floor(verifier: Decoder, draft: Eagle3 | None, k: int, committed: float = 2.0) -> float:
-    """The matrix products of one greedy round at batch 1: the verifier's over k + 1 rows, the head's by its 8-bit copy where decoding uses
-    that (`decode.greedy`); the draft's, fusion and layers over the committed pairs, then layers for k - 1 steps, and its head for k.
+def round_products(verifier: Decoder, draft: Eagle3 | None, k: int, committed: float = 2.0) -> list[tuple[Any, int]]:
+    """(layer, rows) of every matrix product of a round, in order.
+
+    The draft's: fusion and layers over the committed pairs, its head, then layers and head over one row for each further step. The
+    verifier's over k + 1 rows, and its head, or the 8-bit copy where decoding uses that (`decode.greedy`).
 
     Args:
         committed: pairs that a round hands to the draft, the mean acceptance length.
     """
+    found: list[tuple[Any, int]] = []
+    if draft is not None and k:
+        inner = [m for layer in draft.layers for m in layer.modules() if isinstance(m, Linear)]
+        pairs = max(1, round(committed))
+        found += [(layer, pairs) for layer in (inner if draft.fc is None else [draft.fc, *inner])]
+        found += [(draft.lm_head, 1)] + (k - 1) * [(layer, 1) for layer in (*inner, draft.lm_head)]
+    found += [(m, k + 1) for m in verifier.modules() if isinstance(m, Linear) and m is not verifier.lm_head]
     rough = screen(verifier) if k + 1 in ROWS else None
-    own = [m for m in verifier.modules() if isinstance(m, Linear) and (rough is None or m is not verifier.lm_head)]
-    total = matmul_seconds(own, k + 1, verifier.dtype, verifier.device)
-    if rough is not None:
-        rows = torch.randn(k + 1, verifier.config.hidden_size, dtype=verifier.dtype)
-        total += median(lambda: rough.rough(rows), verifier.device)
-    if draft is None or not k:
-        return total
-    inner: list[Any] = [m for layer in draft.layers for m in layer.modules() if isinstance(m, Linear)]
-    first: list[Any] = inner if draft.fc is None else [draft.fc, *inner]
-    dtype, device = draft.dtype, draft.device
-    total += matmul_seconds(first, max(1, round(committed)), dtype, device)
-    return total + (k - 1) * matmul_seconds(inner, 1, dtype, device) + k * matmul_seconds([draft.lm_head], 1, dtype, device)
+    return [*found, (verifier.lm_head if rough is None else rough, k + 1)]
 
 
 @torch.inference_mode()
