@@ -63,15 +63,16 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def further_prompts(invented: Path, count: int) -> list[dict[str, str]]:
+def further_prompts(invented: Path, count: int, seed: int = 2) -> list[dict[str, str]]:
     """Invented prompts and `count` filled ones, those of `HARDEST` twice as often as the others, shuffled."""
-    rng = random.Random(3)
-    filled = varied_prompts(4 * count, seed=2)
+    rng = random.Random(seed + 1)
+    filled = varied_prompts(4 * count, seed=seed)
     categories = list(dict.fromkeys(row["category"] for row in filled))
     share = count // (len(categories) + len(HARDEST))
     rows = [json.loads(line) for line in invented.read_text().splitlines()]
     for category in categories:
-        rows += rng.sample([row for row in filled if row["category"] == category], share * (2 if category in HARDEST else 1))
+        there = [row for row in filled if row["category"] == category]
+        rows += rng.sample(there, min(share * (2 if category in HARDEST else 1), len(there)))
     rng.shuffle(rows)
     return rows
 
