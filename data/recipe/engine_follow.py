@@ -1,7 +1,7 @@
-"""Our acceptance along the texts that vLLM wrote: near ties make two engines write different texts, so only this compares drafts.
+"""Our acceptance along the texts that another engine wrote: near ties make two engines write different texts, so this alone compares.
 
-What enters: a file of `vllm_decode.py` and the name of the bundled verifier it was made with. What leaves: one JSON line. It does not run
-vLLM.
+What enters: a file of `vllm_decode.py` or `llama_cpp_decode.py`, and the name of the bundled verifier it was made with. What leaves: one
+JSON line. It does not run the engine.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def main() -> None:
         group = read[i : i + ROWS]
         found = foresight(draft, verifier.embedding, verifier.head, vocabulary, group, 3)
         rounds += [a for (hits, _), c in zip(found, group, strict=True) for a in walk(hits, c)]
-    ours, vllm = 1 + sum(rounds) / len(rounds), 1 + theirs["accepted_tokens"] / theirs["drafts"]
-    figures = {"vllm": round(vllm, 3), "ours": round(ours, 3), "ours_over_vllm": round(ours / vllm, 3)}
+    ours, engine = 1 + sum(rounds) / len(rounds), 1 + theirs["accepted_tokens"] / theirs["drafts"]
+    figures = {"engine": round(engine, 3), "ours": round(ours, 3), "ours_over_engine": round(ours / engine, 3)}
     print(json.dumps({"verifier": given.name, "prompts": len(read), **figures}))
 
 
