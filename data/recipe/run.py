@@ -47,6 +47,13 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
             target_temperature=0.7, reachable_only=True, save_minutes=5,
         ),
     ),
+    (
+        ("third-bf16", "third-w4a16"),
+        Settings(
+            epochs=4, minutes=42, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3,
+            target_temperature=0.7, reachable_only=True, save_minutes=5,
+        ),
+    ),
 )  # fmt: skip
 HARDEST = ("stem", "humanities", "extraction")  # what the draft foresees worst: twice as many of the further prompts
 
@@ -87,6 +94,8 @@ def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
     random.Random(1).shuffle(rows)
     again = invent(writers["bf16"], tokenizer, work / "invented-2", given.invented, batch=given.batch, seed=7)
     further = further_prompts(again, given.further)
+    once_more = invent(writers["bf16"], tokenizer, work / "invented-3", given.invented * 5 // 9, batch=given.batch, seed=11)
+    third = further_prompts(once_more, given.third, seed=5)
     told = {}
     for folder, writer, chosen, tokens, sampled in (
         ("templates", "bf16", templates, 220, 0.3),
@@ -94,6 +103,8 @@ def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
         ("own-w4a16", "w4a16", rows[1::2], 150, 0.1),
         ("further-bf16", "bf16", further[::2], 150, 0.1),
         ("further-w4a16", "w4a16", further[1::2], 150, 0.1),
+        ("third-bf16", "bf16", third[::2], 150, 0.1),
+        ("third-w4a16", "w4a16", third[1::2], 150, 0.1),
     ):
         listed = work / f"{folder}.jsonl"
         listed.write_text("".join(json.dumps(row) + "\n" for row in chosen))
@@ -120,8 +131,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="conversations written side by side; 192 on a CPU, 768 on a GPU")
     parser.add_argument("--templates", type=int, default=3400, help="prompts of prompts.py that are answered")
     parser.add_argument("--varied", type=int, default=6400, help="prompts of varied.py that are made")
-    parser.add_argument("--invented", type=int, default=3600, help="prompts that the verifier invents, twice")
-    parser.add_argument("--further", type=int, default=5225, help="prompts of varied.py for the last stage")
+    parser.add_argument("--invented", type=int, default=3600, help="prompts that the verifier invents, twice, and fewer once more")
+    parser.add_argument("--further", type=int, default=5225, help="prompts of varied.py for the fifth stage")
+    parser.add_argument("--third", type=int, default=10_000, help="prompts of varied.py for the sixth, at most")
     parser.add_argument("--minutes", type=float, default=1e6, help="at most, for each piece of text and each stage of training")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
