@@ -29,6 +29,10 @@ from verifiers import load_bundled
 from specbench.bundled import bundled_verifier
 from specbench.text import encode, load_tokenizer
 
+FURTHER = Settings(
+    epochs=4, minutes=33, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3, target_temperature=0.7,
+    reachable_only=True, save_minutes=5,
+)  # fmt: skip
 STAGES = (  # what the committed draft went through, and on which text: see README.md
     (("templates",), Settings(epochs=1, matrix_lr=2e-3, first_step_only=0.4, hold=0.4, save_minutes=5)),
     (("templates",), Settings(epochs=1, matrix_lr=2e-3, first_step_only=1.0, hold=0.99, warmup=10, save_minutes=5)),
@@ -40,20 +44,8 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
             reachable_only=True, save_minutes=6,
         ),
     ),
-    (
-        ("further-bf16", "further-w4a16"),
-        Settings(
-            epochs=4, minutes=33, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3,
-            target_temperature=0.7, reachable_only=True, save_minutes=5,
-        ),
-    ),
-    (
-        ("third-bf16", "third-w4a16"),
-        Settings(
-            epochs=4, minutes=42, matrix_lr=1e-3, head_lr=6e-4, hold=0.4, warmup=10, first_step_only=0.65, full_every=3,
-            target_temperature=0.7, reachable_only=True, save_minutes=5,
-        ),
-    ),
+    (("further-bf16", "further-w4a16"), FURTHER),
+    (("third-bf16", "third-w4a16"), replace(FURTHER, minutes=42)),
 )  # fmt: skip
 HARDEST = ("stem", "humanities", "extraction")  # what the draft foresees worst: twice as many of the further prompts
 
