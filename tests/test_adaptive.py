@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
 
-from specbench.decode.adaptive import BUDGET, FIRST, AdaptiveK, _line
+from specbench.decode.adaptive import BUDGET, FIRST, AdaptiveK, _known, _line, adaptive_k
 
 
 def verify_cost(tokens: int, slope: float = 0.1) -> float:
@@ -149,6 +150,63 @@ def test_rounds_that_could_not_propose_a_place_say_nothing_about_it() -> None:
         choice.observe(3, 2, 0.1, 1.0, [1, 1], [1, 1])  # both near their end: one proposal possible, and accepted
     assert choice.accepted[0] / choice.reached[0] > 0.9
     assert choice.reached[1:] == [0, 0]
+
+
+def test_a_later_run_knows_what_rounds_cost() -> None:
+    """A good draft is used from the second round on, at the k that suits it; where verifying is dear nothing is tried in a short run."""
+    choice = AdaptiveK(3)
+    drive(choice, 100, lambda at: 0.7)
+    drive(choice, 400, lambda at: 0.7, slope=1.0, draft=0.5, batch=8)
+    choice.begin()
+    ks, *_ = drive(choice, 60, lambda at: 0.7)
+    assert ks[0] == 0 and ks[1] >= 2 and sum(ks) / 60 > 1.4, ks
+    choice.begin()
+    ks, *_ = drive(choice, 30, lambda at: 0.7, slope=1.0, draft=0.5, batch=8)
+    assert not any(ks)
+
+
+@pytest.mark.parametrize("rounds", [20, 50, 300])
+@pytest.mark.parametrize("before", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize(("slope", "draft"), [(0.0, 0.02), (0.1, 0.15), (1.0, 1.0)])
+def test_a_later_run_is_as_safe(rounds: int, before: float, slope: float, draft: float) -> None:
+    """Whatever the draft was worth on earlier text, and if rounds take another time now: two passes more than 5 percent at most."""
+    for speed in (0.7, 1.0, 1.5):
+        choice = AdaptiveK(4)
+        drive(choice, 200, lambda at: before, slope, draft)
+        choice.begin()
+        spent = 0.0
+        for _ in range(rounds):
+            k = choice.choose(1)
+            times = speed * draft * k, speed * verify_cost(k + 1, slope)
+            choice.observe(k, 1, *times, [0], [k])
+            spent += sum(times)
+        assert spent <= 1.05 * rounds * speed + 2 * speed, speed
+
+
+def test_a_draft_that_was_bad_on_earlier_text_is_tried_again() -> None:
+    choice = AdaptiveK(4)
+    drive(choice, 2000, lambda at: 0.0)
+    choice.begin()
+    ks, *_ = drive(choice, 200, lambda at: 0.95)
+    assert any(ks[:40]) and sum(ks[150:]) / 50 > 2, ks
+
+
+def test_choices_are_kept_with_the_models() -> None:
+    class Model:
+        p_min = 0.0
+
+    verifier, other, draft = Model(), Model(), Model()
+    choice = adaptive_k(verifier, draft, 3)
+    choice.observe(0, 1, 0.0, 1.0, [0], [0])
+    assert adaptive_k(verifier, draft, 3) is choice and choice.spent == 0 and choice.verify
+    assert adaptive_k(verifier, draft, 2) is not choice
+    assert adaptive_k(other, draft, 3) is not choice and not adaptive_k(other, draft, 3).verify
+    draft.p_min = 0.5
+    assert adaptive_k(verifier, draft, 3) is not choice
+    before = len(_known)
+    del verifier, other
+    gc.collect()
+    assert len(_known) <= before - 2
 
 
 @pytest.mark.parametrize(

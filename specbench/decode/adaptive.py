@@ -7,11 +7,17 @@ acceptance per position, T the time of a verifier pass over so many tokens and D
 through what is. A draft may be bad: whatever rounds with k > 0 have lost against k = 0 so far, plus the most that the next could lose, is
 kept under `ADVANCE` passes and `BUDGET` of the time spent. The advance pays for the first tries: without it a good draft waits for
 hundreds of tokens, as two wrong proposals in a row cost what thirty rounds at k = 0 put aside.
+
+Costs belong to models and machine, and are kept from run to run as long as the models live. Acceptance belongs to the text as well: of
+earlier runs it counts as a belief that a few rounds outweigh.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
 
 BUDGET = 0.02
 ADVANCE = 1.0  # passes over one token a sequence
@@ -22,12 +28,24 @@ FORGET = 0.98  # the same for a place that the round did not propose: what was s
 PRIOR = 0.6, 4.0  # conditional acceptance believed before anything is seen, and the rounds that the belief weighs
 LIKE_BEFORE = 1.0  # rounds that the place before weighs in what is believed of a place
 SPIKE = 1.5
-FIRST = 3  # rounds at k = 0 before anything is tried
+FIRST = 3  # rounds at k = 0 before anything is tried; one in a later run, as machines change
 WAIT, LONGEST_WAIT = 8, 256  # rounds between two tries of a draft that does not pay, doubled after each
+LATER_WAIT = 32  # the most that a run waits for its first try because of earlier ones: another text may suit the draft
+
+_known: WeakKeyDictionary[Any, WeakKeyDictionary[Any, dict[Hashable, AdaptiveK]]] = WeakKeyDictionary()
+
+
+def adaptive_k(verifier: Any, proposer: Any, most: int) -> AdaptiveK:
+    """The choice for a run of these models, which begins now, with what their earlier runs cost."""
+    of_drafts = _known.setdefault(verifier, WeakKeyDictionary())
+    choices = of_drafts.setdefault(getattr(proposer, "draft", proposer), {})
+    choice = choices.setdefault((type(proposer), getattr(proposer, "p_min", 0.0), most), AdaptiveK(most))
+    choice.begin()
+    return choice
 
 
 class AdaptiveK:
-    """State of the choice; lives as long as a run.
+    """State of the choice.
 
     Args:
         most: the greatest k.
@@ -39,17 +57,30 @@ class AdaptiveK:
         self.draft: dict[tuple[int, int], float] = {}  # (batch, k) -> seconds
         self.accepted = [PRIOR[0] * PRIOR[1], *[0.0] * (most - 1)]
         self.reached = [PRIOR[1], *[0.0] * (most - 1)]
+        self.wait: dict[int, int] = defaultdict(lambda: WAIT)  # batch -> rounds between two tries
+        self.first = FIRST
         self.spent = self.lost = 0.0
-        self.wait, self.since_try, self.rounds = WAIT, 0, 0
+        self.since_try = self.rounds = 0
+
+    def begin(self) -> None:
+        """A run begins: what may be lost is counted anew, and what was accepted counts no more than what is believed of an unseen draft."""
+        self.first = 1 if self.verify else FIRST
+        self.spent = self.lost = 0.0
+        self.since_try = self.rounds = 0
+        for batch, rounds in self.wait.items():
+            self.wait[batch] = min(rounds, LATER_WAIT)
+        for place, reached in enumerate(self.reached):
+            keep = min(1.0, PRIOR[1] / reached) if reached else 1.0
+            self.accepted[place], self.reached[place] = keep * self.accepted[place], keep * reached
 
     def choose(self, batch: int) -> int:
         """k of the next round, 0 .. most."""
-        if (batch, 1) not in self.verify or self.rounds < FIRST:
+        if (batch, 1) not in self.verify or self.rounds < self.first:
             return 0
         plain = self._cost(batch, 0)
         tried = max((k for b, k in self.draft if b == batch), default=0)
         best = max(range(min(tried + 1, self.most) + 1), key=lambda k: self._rate(batch, k))  # costs are not guessed further than that
-        if best == 0 and self.since_try >= self.wait:
+        if best == 0 and self.since_try >= self.wait[batch]:
             best = 1
         while best and self.lost + self._cost(batch, best) - plain > BUDGET * self.spent + ADVANCE * plain:
             best -= 1
@@ -77,7 +108,7 @@ class AdaptiveK:
             tokens = sum(accepted) / max(len(accepted), 1) + 1
             self.lost += seconds - tokens * plain
             paid = self._rate(batch, k) >= self._rate(batch, 0)
-            self.wait = WAIT if paid else min(2 * self.wait, LONGEST_WAIT)
+            self.wait[batch] = WAIT if paid else min(2 * self.wait[batch], LONGEST_WAIT)
         self.since_try = 0 if k else self.since_try + 1
 
     def _rate(self, batch: int, k: int) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adaptive import AdaptiveK
+from .adaptive import adaptive_k
 from .checks import check
 from .clock import StageClock
 from .draft import EagleDraft, Proposal, Proposer
@@ -61,7 +61,7 @@ class Run:
         self.sampled = any(r.sampling.temperature > 0 for r in requests)
         self.drawn = self.sampled and options.draft_sampling == "probabilistic"
         self.logprobs = max((r.logprobs for r in requests if r.logprobs is not None), default=None)
-        self.adaptive = AdaptiveK(self.k) if options.adaptive and self.proposer else None
+        self.adaptive = adaptive_k(verifier, self.proposer, self.k) if options.adaptive and self.proposer else None
         self.waiting = list(range(len(requests)))
         self.active: list[Active] = []
         self.finished: dict[int, Generation] = {}
