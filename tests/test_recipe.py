@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ import evaluate
 import export
 import generate
 import invent
+import measure
 import train
 import varied
 from draft import Draft, DraftConfig, HeadLoss
@@ -26,9 +28,9 @@ from draft import Draft, DraftConfig, HeadLoss
 HIDDEN, VOCAB, DRAFT_VOCAB, HEADS, KV_HEADS, WIDTH, INNER, LAYERS = 64, 96, 40, 4, 2, 16, 96, 3
 
 
-def tiny_draft(norm_before_residual: bool = True) -> Draft:
+def tiny_draft(norm_before_residual: bool = True, layers: int = 1) -> Draft:
     torch.manual_seed(3)
-    return Draft(DraftConfig(HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, 1e-5, 1e4, DRAFT_VOCAB, 3, norm_before_residual))
+    return Draft(DraftConfig(HIDDEN, INNER, HEADS, KV_HEADS, WIDTH, 1e-5, 1e4, DRAFT_VOCAB, 3, norm_before_residual, layers))
 
 
 def norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -41,8 +43,8 @@ class Plain:
     def __init__(self, draft: Draft) -> None:
         self.w = dict(draft.named_parameters())
         self.before = draft.config.norm_before_residual
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
+        self.layers = draft.config.num_hidden_layers
+        self.kept: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(self.layers)]  # keys and values [kv_heads, d]
 
     def rotated(self, x: Tensor, position: int) -> Tensor:
         """[heads, d], pairs (i, i + d/2) turned by position * theta^(-2i/d)."""
@@ -52,29 +54,36 @@ class Plain:
 
     def __call__(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         """Feed one pair at the next position; returns the state before the final norm."""
-        w, position = self.w, len(self.keys)
+        w = self.w
         normed = norm(hidden, w["layers.0.hidden_norm.weight"])
-        x = torch.cat((norm(embedded, w["layers.0.input_layernorm.weight"]), normed))
-        q, k, v = (w[f"layers.0.self_attn.{n}_proj.weight"] @ x for n in "qkv")
-        self.keys.append(self.rotated(k.view(KV_HEADS, WIDTH), position))
-        self.values.append(v.view(KV_HEADS, WIDTH))
+        inputs = torch.cat((norm(embedded, w["layers.0.input_layernorm.weight"]), normed))
+        x = self.layer(0, inputs, normed if self.before else hidden)
+        for i in range(1, self.layers):
+            x = self.layer(i, norm(x, w[f"layers.{i}.input_layernorm.weight"]), x)
+        return x
+
+    def layer(self, index: int, inputs: Tensor, residual: Tensor) -> Tensor:
+        w, kept = {n.removeprefix(f"layers.{index}."): p for n, p in self.w.items()}, self.kept[index]
+        q, k, v = (w[f"self_attn.{n}_proj.weight"] @ inputs for n in "qkv")
+        position = len(kept)
+        kept.append((self.rotated(k.view(KV_HEADS, WIDTH), position), v.view(KV_HEADS, WIDTH)))
         heads = []
         for i, query in enumerate(self.rotated(q.view(HEADS, WIDTH), position)):
-            kv = i // (HEADS // KV_HEADS)
-            keys, values = torch.stack([k[kv] for k in self.keys]), torch.stack([v[kv] for v in self.values])
+            keys, values = (torch.stack([pair[side][i // (HEADS // KV_HEADS)] for pair in kept]) for side in (0, 1))
             heads.append((keys @ query / WIDTH**0.5).softmax(0) @ values)
-        x = (normed if self.before else hidden) + w["layers.0.self_attn.o_proj.weight"] @ torch.cat(heads)
-        y = norm(x, w["layers.0.post_attention_layernorm.weight"])
-        inner = F.silu(w["layers.0.mlp.gate_proj.weight"] @ y) * (w["layers.0.mlp.up_proj.weight"] @ y)
-        return x + w["layers.0.mlp.down_proj.weight"] @ inner
+        x = residual + w["self_attn.o_proj.weight"] @ torch.cat(heads)
+        y = norm(x, w["post_attention_layernorm.weight"])
+        return x + w["mlp.down_proj.weight"] @ (F.silu(w["mlp.gate_proj.weight"] @ y) * (w["mlp.up_proj.weight"] @ y))
 
     def forget(self, length: int) -> None:
-        del self.keys[length:], self.values[length:]
+        for kept in self.kept:
+            del kept[length:]
 
 
+@pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("norm_before_residual", [True, False])
-def test_every_step_is_what_decoding_computes(norm_before_residual: bool) -> None:
-    draft, length, first, steps = tiny_draft(norm_before_residual), 11, 3, 4
+def test_every_step_is_what_decoding_computes(norm_before_residual: bool, layers: int) -> None:
+    draft, length, first, steps = tiny_draft(norm_before_residual, layers), 11, 3, 4
     embedded, aux = torch.randn(length, HIDDEN), torch.randn(length, 3 * HIDDEN)
     with torch.no_grad():
         outputs = draft(embedded[None], aux[None], first, steps)
@@ -245,6 +254,30 @@ def test_a_run_goes_on_with_a_larger_vocabulary(verifier_folder: Path, text_fold
     manifest = train.train(verifier, [text_folder], tmp_path / "larger", larger, tmp_path / "small")
     assert manifest["begin_from"]["settings"]["draft_vocab_size"] == DRAFT_VOCAB
     assert torch.equal(export.read_vocabulary(tmp_path / "larger"), vocabulary)
+
+
+def test_a_run_goes_on_with_a_further_layer(verifier_folder: Path, text_folder: Path, tmp_path: Path) -> None:
+    """The layer adds nothing at first, learns, and is written as engines read it."""
+    verifier = train.Verifier(verifier_folder)
+    small = train.Settings(epochs=2, batch=4, warmup=2, draft_vocab_size=DRAFT_VOCAB)
+    train.train(verifier, [text_folder], tmp_path / "small", small)
+    fit, held_out = corpus.split(corpus.load(text_folder))
+    larger = replace(SETTINGS, epochs=4, num_hidden_layers=2)
+    draft, vocabulary = train.begin(verifier, larger, fit, tmp_path / "small")
+    before, _ = train.begin(verifier, small, fit, tmp_path / "small")
+    embedded, aux = torch.randn(1, 9, HIDDEN), torch.randn(1, 9, 3 * HIDDEN)
+    with torch.no_grad():
+        for one, two in zip(before(embedded, aux), draft(embedded, aux), strict=True):
+            torch.testing.assert_close(two, one)
+    manifest = train.train(verifier, [text_folder], tmp_path / "larger", larger, tmp_path / "small")
+    assert manifest["settings"]["num_hidden_layers"] == 2
+    tensors, config = load_file(tmp_path / "larger" / "model.safetensors"), json.loads((tmp_path / "larger" / "config.json").read_text())
+    assert config["transformer_layer_config"]["num_hidden_layers"] == 2
+    assert tensors["layers.1.self_attn.q_proj.weight"].shape == (HEADS * WIDTH, HIDDEN)
+    assert tensors["layers.1.mlp.down_proj.weight"].abs().max() > 0 and "layers.1.hidden_norm.weight" not in tensors
+    again, known = measure.read_draft(tmp_path / "larger", verifier, held_out)
+    assert torch.equal(known, vocabulary) and again.config.num_hidden_layers == 2
+    assert torch.equal(again.layers[1].mlp.down_proj.weight, tensors["layers.1.mlp.down_proj.weight"].float())
 
 
 def test_columns_out_of_reach_do_not_count(verifier_folder: Path, text_folder: Path) -> None:

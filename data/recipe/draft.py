@@ -1,4 +1,4 @@
-"""The EAGLE-3 draft as it is trained: one decoder layer, unrolled over the steps that it will draft.
+"""The EAGLE-3 draft as it is trained: a decoder layer or two, unrolled over the steps that it will draft.
 
 What enters: embeddings of the next tokens and the verifier's auxiliary states. What leaves: the draft's states at every unrolled
 step, and the loss against the verifier's own distribution. It does not know text, files, optimizers or quantization.
@@ -33,6 +33,7 @@ class DraftConfig:
     draft_vocab_size: int
     aux_states: int = 3
     norm_before_residual: bool = True
+    num_hidden_layers: int = 1
 
 
 class RMSNorm(nn.Module):
@@ -50,14 +51,20 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Attention(nn.Module):
-    """Projections over [embedding | state], both `hidden_size` wide; the embedding comes first."""
+    """Projections: the first layer's over [embedding | state], both `hidden_size` wide, the embedding first; others' over the state."""
 
-    def __init__(self, c: DraftConfig) -> None:
+    def __init__(self, c: DraftConfig, first: bool) -> None:
         super().__init__()
-        self.q_proj = _linear(2 * c.hidden_size, c.num_attention_heads * c.head_dim)
-        self.k_proj = _linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim)
-        self.v_proj = _linear(2 * c.hidden_size, c.num_key_value_heads * c.head_dim)
+        inputs = (2 if first else 1) * c.hidden_size
+        self.q_proj = _linear(inputs, c.num_attention_heads * c.head_dim)
+        self.k_proj = _linear(inputs, c.num_key_value_heads * c.head_dim)
+        self.v_proj = _linear(inputs, c.num_key_value_heads * c.head_dim)
         self.o_proj = _linear(c.num_attention_heads * c.head_dim, c.hidden_size)
+
+    @property
+    def qkv(self) -> Tensor:
+        """The three weights as one, [(heads + 2 kv_heads) * d, inputs]."""
+        return torch.cat((self.q_proj.weight, self.k_proj.weight, self.v_proj.weight))
 
 
 class MLP(nn.Module):
@@ -72,12 +79,13 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, c: DraftConfig) -> None:
+    def __init__(self, c: DraftConfig, first: bool) -> None:
         super().__init__()
-        self.self_attn = Attention(c)
+        self.self_attn = Attention(c, first)
         self.mlp = MLP(c)
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        if first:
+            self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
 
@@ -88,7 +96,7 @@ class Draft(nn.Module):
         super().__init__()
         self.config = c = config
         self.fc = _linear(c.aux_states * c.hidden_size, c.hidden_size)
-        self.layers = nn.ModuleList([Layer(c)])
+        self.layers = nn.ModuleList(Layer(c, i == 0) for i in range(c.num_hidden_layers))
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.lm_head = _linear(c.hidden_size, c.draft_vocab_size)
 
@@ -113,25 +121,28 @@ class Draft(nn.Module):
             For each step j, states before the final norm, [B, T - first - j, hidden].
         """
         c, layer = self.config, self.layer
-        attention = layer.self_attn
-        weight = torch.cat((attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight))
+        weight = layer.self_attn.qkv
         of_embedding, of_state = weight[:, : c.hidden_size], weight[:, c.hidden_size :]
         length = embedded.shape[1]
         own = F.linear(layer.input_layernorm(embedded), of_embedding)  # the same at every step
         rotary = rotary_table(c, length, embedded.device)
-        hidden, starts, keys, values, outputs = self.fc(aux), [], [], [], []
+        kept: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in self.layers]  # keys and values of every step
+        hidden, starts, outputs = self.fc(aux), [], []
         for j in range(steps):
             start = first + j if j else 0
-            normed = layer.hidden_norm(hidden)
-            qkv = own[:, start:] + F.linear(normed, of_state)
-            query, key, value = self._heads(qkv, rotary[:, start:])
             starts.append(start)
-            keys.append(key)
-            values.append(value)
-            attended = self._attend(query, keys, values, starts)
-            residual = normed if c.norm_before_residual else hidden
-            x = residual + attention.o_proj(attended.transpose(1, 2).flatten(2))
-            x = x + layer.mlp(layer.post_attention_layernorm(x))
+            normed = layer.hidden_norm(hidden)
+            x = normed if c.norm_before_residual else hidden
+            qkv = own[:, start:] + F.linear(normed, of_state)
+            for i, (each, (keys, values)) in enumerate(zip(cast(list[Layer], list(self.layers)), kept, strict=True)):
+                if i:
+                    qkv = F.linear(each.input_layernorm(x), each.self_attn.qkv)
+                query, key, value = self._heads(qkv, rotary[:, start:])
+                keys.append(key)
+                values.append(value)
+                attended = self._attend(query, keys, values, starts)
+                x = x + each.self_attn.o_proj(attended.transpose(1, 2).flatten(2))
+                x = x + each.mlp(each.post_attention_layernorm(x))
             outputs.append(x if j else x[:, first:])
             hidden = outputs[-1][:, :-1]
         return outputs
@@ -207,6 +218,19 @@ def warm_start(
     layer.mlp.down_proj.weight.copy_(last_layer["mlp.down_proj.weight"] / state_scale)
     draft.norm.weight.copy_(norm)
     draft.lm_head.weight.copy_(head)
+    for further in list(draft.layers)[1:]:
+        still_layer(cast(Layer, further), last_layer)
+
+
+@torch.no_grad()
+def still_layer(layer: Layer, last_layer: Mapping[str, Tensor]) -> None:
+    """Begin a further layer as one that reads as the verifier's last does, and adds nothing yet."""
+    for name in ("q_proj", "k_proj", "v_proj"):
+        getattr(layer.self_attn, name).weight.copy_(last_layer[f"self_attn.{name}.weight"] * last_layer["input_layernorm.weight"])
+    for name in ("gate_proj", "up_proj"):
+        getattr(layer.mlp, name).weight.copy_(last_layer[f"mlp.{name}.weight"] * last_layer["post_attention_layernorm.weight"])
+    layer.self_attn.o_proj.weight.zero_()
+    layer.mlp.down_proj.weight.zero_()
 
 
 class HeadLoss(torch.autograd.Function):

@@ -73,7 +73,7 @@ def draft_config(draft: Draft, verifier: dict[str, Any], verifier_name: str = "H
             "mlp_bias": False,
             "model_type": "llama",
             "num_attention_heads": c.num_attention_heads,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": c.num_hidden_layers,
             "num_key_value_heads": c.num_key_value_heads,
             "rms_norm_eps": c.rms_norm_eps,
             "rope_parameters": {"rope_theta": c.rope_theta, "rope_type": "default"},
@@ -109,9 +109,12 @@ def read_vocabulary(folder: Path) -> Tensor:
 
 
 def load_weights(draft: Draft, folder: Path) -> None:
-    """Fill `draft` from a saved checkpoint."""
+    """Fill `draft` from a saved checkpoint; layers that it lacks stay as they are."""
     with safe_open(folder / "model.safetensors", framework="pt") as file:
-        draft.load_state_dict({name: file.get_tensor(name) for name in file.keys() if name not in ("d2t", "t2d")})
+        saved = {name: file.get_tensor(name) for name in file.keys() if name not in ("d2t", "t2d")}
+    layers = {int(name.split(".")[1]) for name in saved if name.startswith("layers.")}
+    begun = {name: p for name, p in draft.state_dict().items() if name.startswith("layers.") and int(name.split(".")[1]) not in layers}
+    draft.load_state_dict({**begun, **saved})
 
 
 def versions() -> dict[str, str]:

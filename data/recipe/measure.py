@@ -7,7 +7,6 @@ each verifier. It does not know how the draft was trained; `sb.generate` gives t
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,11 @@ from specbench.text import encode, load_tokenizer
 def read_draft(folder: Path, verifier: Verifier, sample: list[Conversation]) -> tuple[Draft, Tensor]:
     """A finished draft and its vocabulary."""
     vocabulary = read_vocabulary(folder)
-    draft = new_draft(verifier, Settings(warm=False), vocabulary, sample)
+    config = json.loads((folder / "config.json").read_text())
+    layers = config["transformer_layer_config"]["num_hidden_layers"]
+    settings = Settings(warm=False, norm_before_residual=config["norm_before_residual"], num_hidden_layers=layers)
+    draft = new_draft(verifier, settings, vocabulary, sample)
     load_weights(draft, folder)
-    before = json.loads((folder / "config.json").read_text())["norm_before_residual"]
-    draft.config = dataclasses.replace(draft.config, norm_before_residual=before)
     return draft, vocabulary
 
 

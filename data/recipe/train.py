@@ -34,6 +34,7 @@ class Settings:
     hold: share of the run at the peak rate, before the linear fall. first_step_only: share of the run that trains step 0 alone,
     but for every `full_every`-th batch, which trains all steps (0: none does).
     muon, warm: Muon for the matrices (else AdamW); start from the verifier's last layer and head (else at random).
+    num_hidden_layers: more than the draft that training begins from has: the others begin as layers that add nothing.
     draft_vocab_size: more than the draft that training begins from has: its vocabulary is extended (`extend_head`).
     target_temperature: of the verifier's distribution in the loss; below 1 its first choice counts for more.
     reachable_only: leave out columns whose next token is outside the draft vocabulary.
@@ -56,6 +57,7 @@ class Settings:
     warm: bool = True
     embedding_scale: float = 0.02
     norm_before_residual: bool = True
+    num_hidden_layers: int = 1
     draft_vocab_size: int = 8192
     target_temperature: float = 1.0
     reachable_only: bool = False
@@ -87,6 +89,7 @@ def new_draft(verifier: Verifier, settings: Settings, vocabulary: Tensor, sample
     config = DraftConfig(
         hidden, c["intermediate_size"], heads, c["num_key_value_heads"], c.get("head_dim") or hidden // heads,
         c["rms_norm_eps"], theta, len(vocabulary), aux_states, settings.norm_before_residual,
+        settings.num_hidden_layers,
     )
     draft = Draft(config)
     if settings.warm:
