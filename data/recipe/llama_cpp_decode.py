@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
-from verifiers import load_bundled
+from transformers import AutoTokenizer
 
-from specbench.text import encode, load_tokenizer
+from specbench.bundled import bundled_verifier
+from specbench.text import encode
 
 WAIT = 120  # seconds for the server to come up
 
@@ -57,7 +58,7 @@ def main() -> None:
     given = parser.parse_args()
     rows = [json.loads(line) for line in given.prompts.read_text().splitlines()]
     rows = rows[:: max(len(rows) // given.count, 1)]
-    tokenizer = load_tokenizer(load_bundled("bf16"))
+    tokenizer = AutoTokenizer.from_pretrained(bundled_verifier("bf16"))
     url = f"http://127.0.0.1:{given.port}"
     command = [
         str(given.server), "-m", str(given.verifier), "-md", str(given.draft), "-c", "1024", "-np", "1", "-t", str(given.threads),

@@ -46,6 +46,7 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
     ),
     (("further-bf16", "further-w4a16"), FURTHER),
     (("third-bf16", "third-w4a16"), replace(FURTHER, minutes=42)),
+    (("fourth-bf16", "fourth-w4a16"), replace(FURTHER, minutes=24)),
 )  # fmt: skip
 HARDEST = ("stem", "humanities", "extraction")  # what the draft foresees worst: twice as many of the further prompts
 
@@ -89,15 +90,19 @@ def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
     once_more = invent(writers["bf16"], tokenizer, work / "invented-3", given.invented * 5 // 9, batch=given.batch, seed=11)
     third = further_prompts(once_more, given.third, seed=5)
     told = {}
-    for folder, writer, chosen, tokens, sampled in (
-        ("templates", "bf16", templates, 220, 0.3),
-        ("own-bf16", "bf16", rows[::2], 150, 0.1),
-        ("own-w4a16", "w4a16", rows[1::2], 150, 0.1),
-        ("further-bf16", "bf16", further[::2], 150, 0.1),
-        ("further-w4a16", "w4a16", further[1::2], 150, 0.1),
-        ("third-bf16", "bf16", third[::2], 150, 0.1),
-        ("third-w4a16", "w4a16", third[1::2], 150, 0.1),
-    ):
+    pieces = [
+        ("templates", "bf16", templates, 220, 0.3, 0),
+        ("own-bf16", "bf16", rows[::2], 150, 0.1, 0),
+        ("own-w4a16", "w4a16", rows[1::2], 150, 0.1, 0),
+        ("further-bf16", "bf16", further[::2], 150, 0.1, 0),
+        ("further-w4a16", "w4a16", further[1::2], 150, 0.1, 0),
+        ("third-bf16", "bf16", third[::2], 150, 0.1, 20),
+        ("third-w4a16", "w4a16", third[1::2], 150, 0.1, 21),
+    ]
+    for name, seed in (("bf16", 31), ("w4a16", 32)):  # from here on invented prompts alone, each verifier its own
+        fourth = invent(writers[name], tokenizer, work / f"invented-4-{name}", given.fourth, batch=given.batch, seed=seed)
+        pieces.append((f"fourth-{name}", name, [json.loads(line) for line in fourth.read_text().splitlines()], 150, 0.1, seed))
+    for folder, writer, chosen, tokens, sampled, seed in pieces:
         listed = work / f"{folder}.jsonl"
         listed.write_text("".join(json.dumps(row) + "\n" for row in chosen))
         write_text(
@@ -109,6 +114,7 @@ def write_answers(work: Path, given: argparse.Namespace) -> dict[str, Any]:
             max_new_tokens=tokens,
             batch=given.batch,
             sampled_share=sampled,
+            seed=seed,
             until=within(given.minutes),
         )
         told[folder] = {"prompts": len(chosen), "sha256": digest(listed), "writer": writer}
@@ -126,6 +132,7 @@ def main() -> None:
     parser.add_argument("--invented", type=int, default=3600, help="prompts that the verifier invents, twice, and fewer once more")
     parser.add_argument("--further", type=int, default=5225, help="prompts of varied.py for the fifth stage")
     parser.add_argument("--third", type=int, default=10_000, help="prompts of varied.py for the sixth, at most")
+    parser.add_argument("--fourth", type=int, default=5500, help="prompts that each verifier invents for the seventh")
     parser.add_argument("--minutes", type=float, default=1e6, help="at most, for each piece of text and each stage of training")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     given = parser.parse_args()
