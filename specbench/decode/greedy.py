@@ -89,8 +89,8 @@ def screen(verifier: Any, reserved: int = 0) -> Screen | None:
     is short.
 
     It is for processors where bf16 is slow (without AVX512). With bf16 instructions a head's product takes the time of reading it, whatever
-    the rows: a screen takes 2.9, 3.1, 3.6 and 4.4 ms for 1 to 4 rows where the head takes 4.9 to 5.0 (49152 x 576, 2 cores of an EPYC 9004).
-    Plain decoding of the bundled pair would gain 18 percent and decoding with a draft 0 to 6, for half of the head's memory again. Four bits
+    the rows: a screen takes 2.9, 3.1, 3.6 and 4.4 ms for 1 to 4 rows where the head takes 4.9 to 5.0 (49152 x 576, 2 cores, EPYC 9004).
+    Plain decoding of the bundled pair would gain 18 percent, decoding with a draft 0 to 6, for half of the head in memory again. Four bits
     are too few for a screen: the bound leaves most tokens as candidates.
 
     Args:
