@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "data" / "recipe"))
 
+import average
 import corpus
 import evaluate
 import export
@@ -212,11 +213,12 @@ def test_a_few_steps_learn_and_the_checkpoint_round_trips(
         assert torch.equal(parameter, saved[name].bfloat16().float()), name
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
-    verifier_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    verifier_folder: Path, text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     verifier = train.Verifier(verifier_folder)
-    settings = train.Settings(epochs=2, batch=4, warmup=2, draft_vocab_size=DRAFT_VOCAB, save_minutes=0.0)
+    settings = train.Settings(epochs=2, batch=4, warmup=2, draft_vocab_size=DRAFT_VOCAB, save_minutes=0.0, average=share)
     train.train(verifier, [text_folder], tmp_path / "whole", settings)
     calls, real = [0], train.loss_of
 
@@ -233,6 +235,35 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     whole, parts = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "parts"))
     for name, tensor in whole.items():
         torch.testing.assert_close(parts[name], tensor, msg=name)
+
+
+def test_averaged_weights_are_a_mean_over_the_last_share_of_steps() -> None:
+    """Weights that grow by one a step: their mean lies half the share behind the last ones."""
+    mean, draft = tiny_draft(), tiny_draft()
+    for step in range(400):
+        with torch.no_grad():
+            for parameter in draft.parameters():
+                parameter.fill_(float(step))
+        train.step_into(mean, draft, 1 / (1 + 0.25 * step))
+    found = mean.fc.weight.detach()
+    assert found.min() == found.max() and 399 - 0.3 * 400 < float(found[0, 0]) < 399 - 0.1 * 400
+
+
+def test_the_mean_of_drafts(verifier_folder: Path, text_folder: Path, tmp_path: Path) -> None:
+    verifier = train.Verifier(verifier_folder)
+    for seed, size in ((0, DRAFT_VOCAB), (1, DRAFT_VOCAB), (2, DRAFT_VOCAB - 8)):
+        settings = train.Settings(epochs=1, batch=4, draft_vocab_size=size, seed=seed)
+        train.train(verifier, [text_folder], tmp_path / str(seed), settings)
+    average.average([tmp_path / "0", tmp_path / "1"], tmp_path / "mean")
+    one, two, mean = (load_file(tmp_path / name / "model.safetensors") for name in ("0", "1", "mean"))
+    assert torch.equal(mean["d2t"], one["d2t"]) and torch.equal(mean["t2d"], one["t2d"])
+    assert torch.equal(mean["fc.weight"], ((one["fc.weight"].float() + two["fc.weight"].float()) / 2).bfloat16())
+    assert not torch.equal(one["fc.weight"], two["fc.weight"])
+    told = json.loads((tmp_path / "mean" / "training.json").read_text())["mean_of"]
+    assert [t["settings"]["seed"] for t in told] == [0, 1] and len({t["model_sha256"] for t in told}) == 2
+    with pytest.raises(SystemExit, match="another config"):
+        average.average([tmp_path / "0", tmp_path / "2"], tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
 
 
 def test_a_run_goes_on_with_a_larger_vocabulary(verifier_folder: Path, text_folder: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ It does not know how text is written, or what decodes with the draft.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import time
 from dataclasses import asdict, dataclass
@@ -37,6 +38,8 @@ class Settings:
     num_hidden_layers: more than the draft that training begins from has: the others begin as layers that add nothing.
     draft_vocab_size: more than the draft that training begins from has: its vocabulary is extended (`extend_head`).
     target_temperature: of the verifier's distribution in the loss; below 1 its first choice counts for more.
+    average: the draft that is kept is a mean of the weights over about this last share of the run's steps (polynomial-decay averaging,
+    Shamir and Zhang, arXiv 1212.1824); 0 keeps the last ones.
     reachable_only: leave out columns whose next token is outside the draft vocabulary.
     """
 
@@ -60,6 +63,7 @@ class Settings:
     num_hidden_layers: int = 1
     draft_vocab_size: int = 8192
     target_temperature: float = 1.0
+    average: float = 0.0
     reachable_only: bool = False
     seed: int = 0
     save_minutes: float = 3.0
@@ -148,6 +152,13 @@ def begin(verifier: Verifier, s: Settings, fit: list[Conversation], begin_from: 
     return draft, vocabulary
 
 
+@torch.no_grad()
+def step_into(mean: Draft, draft: Draft, share: float) -> None:
+    """Move the weights of `mean` by `share` of the way towards those of `draft`."""
+    for kept, new in zip(mean.parameters(), draft.parameters(), strict=True):
+        kept.lerp_(new, share)
+
+
 def loss_of(
     draft: Draft, verifier: Verifier, vocabulary: Tensor, group: list[Conversation], step_weights: tuple[float, ...], s: Settings
 ) -> tuple[Tensor, int]:
@@ -196,11 +207,12 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
     else:
         draft, vocabulary = begin(verifier, s, fit, begin_from)
     draft, vocabulary = draft.to(device), vocabulary.to(device)
-    engines = optimizers(draft, s)
+    engines, averaged = optimizers(draft, s), copy.deepcopy(draft) if s.average else draft
     position: dict[str, Any] = {"step": 0, "seconds": 0.0}
     history: list[dict[str, Any]] = state.get("history", [])
     if state:
         draft.load_state_dict(state["draft"])
+        averaged.load_state_dict(state["averaged"])
         for engine, values in zip(engines, state["optimizers"], strict=True):
             engine.load_state_dict(values)
         position = state["position"]
@@ -209,13 +221,16 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
 
     def save() -> None:
         torch.save(
-            {"draft": draft.state_dict(), "optimizers": [e.state_dict() for e in engines], "position": position,
-             "vocabulary": vocabulary.cpu(), "conversations": len(conversations[:count]), "history": history}, f"{saved}.partial",
-        )
+            {
+                "draft": draft.state_dict(), "averaged": averaged.state_dict(), "optimizers": [e.state_dict() for e in engines],
+                "position": position, "vocabulary": vocabulary.cpu(), "conversations": len(conversations[:count]), "history": history,
+            },
+            f"{saved}.partial",
+        )  # fmt: skip
         Path(f"{saved}.partial").rename(saved)
 
     def check() -> dict[str, Any]:
-        return evaluate(draft, verifier.embedding, verifier.head, vocabulary, held_out)
+        return evaluate(averaged, verifier.embedding, verifier.head, vocabulary, held_out)
 
     started = time.monotonic() - position["seconds"]
     bar = tqdm(total=total, initial=position["step"], desc="steps", smoothing=0.05)
@@ -236,6 +251,8 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         for engine in engines:
             engine.step()
             engine.zero_grad(set_to_none=True)
+        if averaged is not draft:
+            step_into(averaged, draft, 1 / (1 + s.average * position["step"]))
         mean = float(loss.detach()) / columns / sum(step_weights)
         running = mean if not running else 0.95 * running + 0.05 * mean
         position = {"step": position["step"] + 1, "seconds": time.monotonic() - started}
@@ -255,7 +272,7 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
         "begin_from": json.loads((begin_from / "training.json").read_text()) if begin_from else None, "versions": versions(),
     }
     save()
-    save_draft(draft.cpu(), vocabulary.cpu(), verifier.config, out)
+    save_draft(averaged.cpu(), vocabulary.cpu(), verifier.config, out)
     (out / "training.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
