@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from average import average
 from export import AUX_LAYERS, versions
 from generate import write_text
 from invent import invent
@@ -46,8 +47,9 @@ STAGES = (  # what the committed draft went through, and on which text: see READ
     ),
     (("further-bf16", "further-w4a16"), FURTHER),
     (("third-bf16", "third-w4a16"), replace(FURTHER, minutes=42)),
-    (("fourth-bf16", "fourth-w4a16"), replace(FURTHER, minutes=24)),
 )  # fmt: skip
+LAST = ("fourth-bf16", "fourth-w4a16"), replace(FURTHER, minutes=27, hold=0.5, average=0.25)  # once for each of `SEEDS`, a thread each
+SEEDS = 1, 2
 HARDEST = ("stem", "humanities", "extraction")  # what the draft foresees worst: twice as many of the further prompts
 
 
@@ -142,13 +144,21 @@ def main() -> None:
 
     started = time.time()
     told = write_answers(given.work, given)
-    weights, begin_from = Verifier(bundled_verifier("bf16"), given.device), None
-    for number, (folders, settings) in enumerate(STAGES, 1):
-        out = given.work / f"stage-{number}"
+    weights = Verifier(bundled_verifier("bf16"), given.device)
+
+    def stage(name: str, folders: tuple[str, ...], settings: Settings, begin_from: Path | None) -> Path:
+        out = given.work / name
         settings = replace(settings, minutes=min(settings.minutes, given.minutes))
         if not (out / "training.json").exists():
-            train(weights, [given.work / name for name in folders], out, settings, begin_from)
-        begin_from = out
+            train(weights, [given.work / folder for folder in folders], out, settings, begin_from)
+        return out
+
+    done: list[Path] = []
+    for number, (folders, settings) in enumerate(STAGES, 1):
+        done.append(stage(f"stage-{number}", folders, settings, done[-1] if done else None))
+    average(done[-2:], given.work / "mean")
+    last = [stage(f"stage-{len(STAGES) + 1}-{seed}", LAST[0], replace(LAST[1], seed=seed), given.work / "mean") for seed in SEEDS]
+    average(last, given.work / "draft")
     manifest = {"text": told, "versions": versions(), "device": given.device, "seconds_of_this_call": round(time.time() - started)}
     (given.work / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
 

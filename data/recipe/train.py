@@ -201,6 +201,8 @@ def train(verifier: Verifier, folders: list[Path], out: Path, s: Settings, begin
     if count > len(conversations):
         raise SystemExit(f"{saved} was trained on {count} conversations, but {', '.join(map(str, folders))} hold {len(conversations)}")
     fit, held_out = split(conversations[:count] if len(folders) == 1 else conversations)
+    if not fit:
+        raise SystemExit(f"{', '.join(map(str, folders))} hold no finished conversation to train on; let more be written")
     if state:
         vocabulary = state["vocabulary"]
         draft = new_draft(verifier, s, vocabulary, fit)
