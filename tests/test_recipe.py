@@ -259,8 +259,9 @@ def test_the_mean_of_drafts(verifier_folder: Path, text_folder: Path, tmp_path: 
     assert torch.equal(mean["d2t"], one["d2t"]) and torch.equal(mean["t2d"], one["t2d"])
     assert torch.equal(mean["fc.weight"], ((one["fc.weight"].float() + two["fc.weight"].float()) / 2).bfloat16())
     assert not torch.equal(one["fc.weight"], two["fc.weight"])
-    told = json.loads((tmp_path / "mean" / "training.json").read_text())["mean_of"]
-    assert [t["settings"]["seed"] for t in told] == [0, 1] and len({t["model_sha256"] for t in told}) == 2
+    manifest = json.loads((tmp_path / "mean" / "training.json").read_text())
+    assert [t["settings"]["seed"] for t in manifest["mean_of"]] == [0, 1] and manifest["begin_from"] is None
+    assert len({t["model_sha256"] for t in manifest["mean_of"]}) == 2 and "begin_from" not in manifest["mean_of"][0]
     with pytest.raises(SystemExit, match="another config"):
         average.average([tmp_path / "0", tmp_path / "2"], tmp_path / "refused")
     assert not (tmp_path / "refused").exists()

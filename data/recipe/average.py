@@ -39,12 +39,15 @@ def average(folders: list[Path], out: Path) -> None:
     save_file(mean, out / "model.safetensors.partial", metadata={"format": "pt"})
     os.replace(out / "model.safetensors.partial", out / "model.safetensors")
     shutil.copyfile(folders[0] / "config.json", out / "config.json")
-    told = []
+    told, begun = [], []
     for folder in folders:
         weights, manifest = folder / "model.safetensors", folder / "training.json"
         known = json.loads(manifest.read_text()) if manifest.exists() else {}
+        begun.append(known.get("begin_from"))
         told.append({"model_sha256": hashlib.sha256(weights.read_bytes()).hexdigest(), **known})
-    (out / "training.json").write_text(json.dumps({"mean_of": told}, indent=1) + "\n")
+    common = {"begin_from": begun[0]} if all(other == begun[0] for other in begun) else {}  # told once
+    mean_of = [{name: value for name, value in one.items() if name not in common} for one in told]
+    (out / "training.json").write_text(json.dumps({"mean_of": mean_of, **common}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
